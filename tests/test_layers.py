@@ -28,6 +28,7 @@ LAYERS = [
     ["runs"],
     ["interop", "testing"],
     ["recipes", "cli"],
+    ["__main__"],
 ]
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # Single files of one layer may import each other; folders of one layer may not.

@@ -158,17 +158,28 @@ def build_train_command(stage: str, metric: str) -> Callable[..., None]:
         profile: Annotated[
             int | None, typer.Option(help="A step to trace: writes profile/*.json for chrome://tracing.", min=1)
         ] = None,
+        num_processes: Annotated[
+            int | None,
+            typer.Option("--nproc", help="Processes of this machine that divide the model: one per GPU.", min=1),
+        ] = None,
     ) -> None:
         from saccade.runs import api
+        from saccade.training.distributed.launch import is_launched, join_training_processes, launch_processes
 
         loaded = load_recipe(recipe, settings or ())
+        if num_processes is not None and not is_launched():
+            launch_processes(num_processes)
+            return
         stages: dict[str, Callable[..., Path]] = {
             "sft": functools.partial(api.sft, on_message=functools.partial(print_text, out)),
             "rl": api.train,
         }
         train_fn = stages[stage]
         steps = {"sft": loaded.sft.steps, "rl": loaded.rl.steps}[stage]
-        with show_progress(stage, steps) as update_progress:
+        with contextlib.ExitStack() as stack:
+            if not stack.enter_context(join_training_processes(loaded.model)):
+                return
+            update_progress = stack.enter_context(show_progress(stage, steps))
 
             def report_step(step: int, values: Mapping[str, float]) -> None:
                 update_progress(step, f"{metric} {values[metric]:.3f}")

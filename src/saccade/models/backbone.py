@@ -26,7 +26,7 @@ from saccade.config.schema import ModelConfig
 from saccade.errors import ModelError, convert_errors
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io, lora
-from saccade.models.policy import KVStore, Policy, VisionFeatures, VisionPass, compute_logprobs
+from saccade.models.policy import KVStore, Policy, PolicyInputs, VisionFeatures, VisionPass
 
 _METADATA_SUFFIXES = {".json", ".jinja", ".txt"}  # tokenizer, template, image processor; not the index of weight files
 _ATTENTION_IMPLEMENTATIONS = {"": "sdpa", "text_config": "saccade", "vision_config": "sdpa"}
@@ -178,7 +178,7 @@ class Backbone:
 
     def copy_layers_to_cpu(self) -> tuple[Mapping[str, Tensor], ...]:
         """Return a copy of each layer's tensors, by their names in a checkpoint; adapters are merged."""
-        return checkpoint_io.copy_layers_to_cpu(self.model)
+        return checkpoint_io.copy_layers_to_cpu(self.model, self.policy.compute_dtype)
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face checkpoint folder; adapters are merged into its weights.
@@ -194,12 +194,12 @@ class Backbone:
             }
             if checkpoint_io.is_rank_zero():
                 self._save_metadata(folder, adapters)
-            checkpoint_io.write_weights(self.model, folder)
+            checkpoint_io.write_weights(self.model, folder, dtype=self.policy.compute_dtype)
 
     def _save_metadata(self, folder: Path, adapters: Mapping[str, Tensor]) -> None:
         config = self.model.config
         config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
-        config.dtype = self.model.dtype
+        config.dtype = self.policy.compute_dtype
         config.save_pretrained(folder)
         self.model.generation_config.save_pretrained(folder)
         if adapters:
@@ -250,18 +250,25 @@ class Backbone:
         """Return logits [N, V] in float32; see `Policy.compute_logits`."""
         return self.policy.compute_logits(hidden_ND)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def compute_token_logprobs(self, ledger: Ledger, tokens: Sequence[int], load_pixels: LoadPixels) -> list[float]:
         """Return the logprob of each token after the ledger, at temperature 1, by one forward pass."""
         full = ledger.append_completion(tokens, logprobs=(0.0,) * len(tokens), version=0)
         ids = torch.tensor([full.input_ids()], device=self.device)
-        positions = torch.from_numpy(self.renderer.compute_position_ids(full))[:, None].to(self.device)
-        mask = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=self.device).tril()[None]
-        images = self.encode_images(ledger.images(), load_pixels)
-        features = VisionFeatures.cat(images) if images else None
-        hidden = self.compute_hidden_states(ids, positions, mask, features=features)
-        logp = compute_logprobs(self.compute_logits(hidden[0, -len(tokens) - 1 : -1]), 1.0)
-        return logp.gather(1, torch.tensor(tokens, device=self.device)[:, None])[:, 0].tolist()
+        length, images = ids.shape[1], ledger.images()
+        predictor_N = torch.arange(length - len(tokens) - 1, length - 1, device=self.device)
+        inputs = PolicyInputs(
+            ids_BT=ids,
+            positions_3BT=torch.from_numpy(self.renderer.compute_position_ids(full))[:, None].to(self.device),
+            mask_BTS=torch.ones(length, length, dtype=torch.bool, device=self.device).tril()[None],
+            row_N=torch.zeros_like(predictor_N),
+            predictor_N=predictor_N,
+            token_N=ids[0, predictor_N + 1],
+            vision_passes=self.iterate_vision_passes(images, load_pixels),
+            image_indices=range(len(images)),
+        )
+        logp_N, _ = self.policy(inputs, 1.0)
+        return logp_N.tolist()
 
 
 def _load_model(settings: ModelConfig, folder: Path) -> PreTrainedModel:

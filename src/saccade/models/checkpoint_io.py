@@ -42,19 +42,21 @@ def iterate_layers(model: Any) -> Iterator[dict[str, Tensor]]:
         yield {name: weights[name] for name in names}
 
 
-def _gather_layers(model: Any) -> Iterator[dict[str, Tensor]]:
-    """Yield each layer's full weights by their names in a checkpoint, with adapters merged.
+def _gather_layers(model: Any, dtype: torch.dtype | None = None) -> Iterator[dict[str, Tensor]]:
+    """Yield each layer's full weights by their names in a checkpoint, with adapters merged, in `dtype` or in their own.
 
     A collective operation if the weights are sharded: all processes must iterate. The caller frees a layer before the
     next is gathered.
     """
     adapted_layers = {f"{name}.base_layer.weight": layer for name, layer in lora.find_lora_layers(model).items()}
     for weights in iterate_layers(model):
-        yield _gather_weights(model, weights, adapted_layers)
+        yield _gather_weights(model, weights, adapted_layers, dtype)
 
 
 @torch.no_grad()
-def _gather_weights(model: Any, weights: Mapping[str, Tensor], adapted_layers: Mapping[str, Any]) -> dict[str, Tensor]:
+def _gather_weights(
+    model: Any, weights: Mapping[str, Tensor], adapted_layers: Mapping[str, Any], dtype: torch.dtype | None
+) -> dict[str, Tensor]:
     merged = {}
     for name, weight in weights.items():
         value = gather_tensor(weight)
@@ -62,7 +64,7 @@ def _gather_weights(model: Any, weights: Mapping[str, Tensor], adapted_layers: M
             # Add in float32, to round only once.
             delta = gather_tensor(adapted_layers[name].get_delta_weight("default"))
             value = (value.float() + delta.float()).to(value.dtype)
-        merged[name.replace(".base_layer.", ".")] = value
+        merged[name.replace(".base_layer.", ".")] = value if dtype is None else value.to(dtype)
     # Names and shapes on disk differ from those in memory for some families.
     return revert_weight_conversion(model, merged)
 
@@ -82,14 +84,16 @@ def gather_tensor(value: Tensor) -> Tensor:
     return (value.full_tensor() if isinstance(value, DTensor) else value).detach()
 
 
-def write_weights(model: Any, folder: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
+def write_weights(
+    model: Any, folder: Path, *, shard_bytes: int = SHARD_BYTES, dtype: torch.dtype | None = None
+) -> None:
     """Write a model's weights as safetensors: one file, or several of at least `shard_bytes` bytes with an index.
 
     Rank 0 writes; all processes return when it is done. Raises OSError if there is no room.
     """
     pending: dict[str, Tensor] = {}
     shards: list[dict[str, int]] = []  # the bytes of each file's weights, by name
-    for values in _gather_layers(model):
+    for values in _gather_layers(model, dtype):
         if is_rank_zero():
             pending |= values
         values.clear()  # free the layer before the next is gathered
@@ -131,13 +135,13 @@ def _rename_shards(folder: Path, shards: Sequence[Mapping[str, int]]) -> None:
         (folder / _INDEX_NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def copy_layers_to_cpu(model: Any) -> tuple[dict[str, Tensor], ...]:
+def copy_layers_to_cpu(model: Any, dtype: torch.dtype | None = None) -> tuple[dict[str, Tensor], ...]:
     """Copy a model's layers to the CPU, in order, each gathered and by its names in a checkpoint.
 
     Rank 0 gets the copy; the other processes take part in gathering and get nothing.
     """
     copies: list[dict[str, Tensor]] = []
-    for values in _gather_layers(model):
+    for values in _gather_layers(model, dtype):
         if is_rank_zero():
             copies.append(
                 {name: torch.empty(value.shape, dtype=value.dtype).copy_(value) for name, value in values.items()}

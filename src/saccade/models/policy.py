@@ -74,6 +74,8 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
         self.image_token_id, self.compute_dtype = image_token_id, compute_dtype
+        # Whether the vision tower's gradients are zero, not None, without images: ranks that divide it reduce the same.
+        self.has_gradients_without_images = False
         forbidden = torch.tensor(tuple(forbidden_ids), dtype=torch.long)
         self.forbidden_ids: Tensor
         self.register_buffer("forbidden_ids", forbidden, persistent=False)
@@ -85,11 +87,16 @@ class Policy(nn.Module):
         ]
         features = VisionFeatures.cat([images[index] for index in inputs.image_indices]) if images else None
         hidden = self.compute_hidden_states(inputs.ids_BT, inputs.positions_3BT, inputs.mask_BTS, features=features)
-        chosen_ND, token_N = hidden[inputs.row_N, inputs.predictor_N], inputs.token_N
+        logp_N, entropy_N = self._score_tokens(hidden[inputs.row_N, inputs.predictor_N], inputs.token_N, temperature)
+        if self.has_gradients_without_images and not images:
+            logp_N = logp_N + 0.0 * sum(value.flatten()[0] for value in self.model.model.visual.parameters())
+        return logp_N, entropy_N
+
+    def _score_tokens(self, hidden_ND: Tensor, token_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         chunk_size = max(1, MAX_LOGITS_PER_CHUNK // self.model.lm_head.out_features)
-        chunks = list(zip(torch.split(chosen_ND, chunk_size), torch.split(token_N, chunk_size), strict=True))
+        chunks = list(zip(torch.split(hidden_ND, chunk_size), torch.split(token_N, chunk_size), strict=True))
         if len(chunks) == 1:
-            return self._compute_logprobs_and_entropies(chosen_ND, token_N, temperature)
+            return self._compute_logprobs_and_entropies(hidden_ND, token_N, temperature)
         # Large logits are recomputed in the backward pass, one chunk at a time, to bound memory.
         outputs = [
             checkpoint(self._compute_logprobs_and_entropies, *chunk, temperature, use_reentrant=False)
@@ -104,7 +111,7 @@ class Policy(nn.Module):
         logp_NV = compute_logprobs(self.compute_logits(hidden_ND), temperature)
         with torch.no_grad():
             entropy_N = -(logp_NV.exp() * logp_NV.clamp(min=-1e4)).sum(dim=-1)
-        return logp_NV.gather(1, token_N[:, None])[:, 0], entropy_N
+        return logp_NV.gather(1, token_N[:, None])[:, 0].clone(), entropy_N  # FSDP2 hooks no view
 
     def encode_patches(self, patches: Tensor, grids: Tensor) -> list[VisionFeatures]:
         """Return the features of each image of a pass of the vision tower."""

@@ -10,7 +10,7 @@ import torch
 
 from saccade import plugins
 from saccade.chat.renderer import load_renderer
-from saccade.config.schema import PluginConfig, Recipe
+from saccade.config.schema import ModelConfig, PluginConfig, Recipe
 from saccade.environments.task_environments import TaskEnvironments
 from saccade.errors import ConfigError, convert_errors
 from saccade.media.cache import CachingMediaLoader
@@ -89,16 +89,25 @@ class TrainingComponents(RolloutComponents):
     backbone: Backbone  # the model
 
     @staticmethod
-    def from_recipe(recipe: Recipe) -> "TrainingComponents":
-        """Load the model and bind the plugins. Raises ConfigError or ModelError for what can't be used."""
+    def from_recipe(
+        recipe: Recipe, load_backbone: Callable[[ModelConfig], Backbone] = Backbone
+    ) -> "TrainingComponents":
+        """Load the model and bind the plugins. Raises ConfigError or ModelError for what can't be used.
+
+        If `load_backbone` divides the weights among processes, an engine that runs the model here gets a copy.
+        """
         recipe = require_token_engine(recipe)
         environments, score_fn = TaskEnvironments.from_recipe(recipe), compose_task_rewards(recipe)
         torch.set_num_threads(recipe.model.num_threads)
-        backbone = Backbone(recipe.model)
+        backbone = load_backbone(recipe.model)
+        needs_copy = (
+            load_backbone is not Backbone
+            and "backbone" in inspect.signature(plugins.load("engines", recipe.engine.name)).parameters
+        )
         media = CachingMediaLoader(workers=0 if backbone.device.type == "cpu" else 4)
         engine = _build_engine(
             recipe,
-            backbone=backbone,
+            backbone=Backbone(recipe.model) if needs_copy else backbone,
             renderer=backbone.renderer,
             load_weights=lambda: backbone,
             media=media,

@@ -26,6 +26,7 @@ from saccade.data.synthetic.contact_sheet import draw_contact_sheet
 from saccade.data.synthetic.dataset import SPLITS, ValidationReport
 from saccade.data.synthetic.generate import FRAME_BUDGETS
 from saccade.errors import ConfigError, DataError, ModelError, RunError, convert_errors
+from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
 from saccade.protocols import ChatEngine
 from saccade.reporting.loggers.dispatch import open_loggers
@@ -42,6 +43,8 @@ from saccade.training import rl as rl_training
 from saccade.training import sft as sft_training
 from saccade.training.alarms import AlarmMonitor, prefix_validation
 from saccade.training.demonstrations import DemonstrationReport
+from saccade.training.distributed.backbone import DividedBackbone
+from saccade.training.distributed.launch import get_conductor
 from saccade.training.episode_log import EpisodeWriter
 from saccade.training.step_trace import StepTrace
 from saccade.training.validation import ValidationSchedule
@@ -149,8 +152,10 @@ def remove_rewards(recipe: Recipe) -> Recipe:
 
 
 def load_training_components(recipe: Recipe, weights: Path) -> TrainingComponents:
-    """Load a recipe's components with these weights."""
-    return TrainingComponents.from_recipe(recipe.with_values({"model.path": str(weights)}))
+    """Load a recipe's components with these weights, which are divided if several processes train."""
+    conductor = get_conductor()
+    load_backbone = functools.partial(DividedBackbone, conductor) if conductor else Backbone
+    return TrainingComponents.from_recipe(recipe.with_values({"model.path": str(weights)}), load_backbone)
 
 
 def load_components(recipe: Recipe, weights: Path | None) -> RolloutComponents:
@@ -349,6 +354,8 @@ def rl(
     model. `run` is the folder's run if it is already open; `profile_step` is the step to trace (0: none). Raises
     RunError if the folder's SFT is unfinished, AlarmError if an alarm stops the training.
     """
+    if get_conductor():
+        raise ConfigError("RL can't divide a model among processes yet; run it without torchrun and without --nproc")
     tasks = load_training_tasks(folder, recipe)
     held_out = load_validation_tasks(folder, recipe, [*tasks[:], *_load_demonstrated_tasks(folder, recipe)])
     run = run or start_run(folder, recipe, ["rl"], resume=resume)

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from saccade.config.schema import CheckpointConfig, RlConfig, SftConfig
 from saccade.errors import RunError, convert_errors
 from saccade.models.backbone import Backbone
+from saccade.training.distributed.backbone import DividedOptimizer
 from saccade.training.optimizer import Optimizer
 
 KEEP_FILE = "keep"  # a checkpoint that contains this file is never deleted
@@ -36,10 +35,10 @@ class Checkpoint:
     step: int
     folder: Path
 
-    def restore(self, optimizer: Optimizer) -> dict[str, Any]:
+    def restore(self, optimizer: Optimizer | DividedOptimizer) -> dict[str, Any]:
         """Load the optimizer's state and return the trainer's. Raises RunError."""
         with read_boundary(self.folder):
-            optimizer.load_state_dict(torch.load(self.folder / "optimizer.pt", map_location="cpu", weights_only=True))
+            optimizer.restore(self.folder)
             trainer_state: dict[str, Any] = json.loads((self.folder / "trainer_state.json").read_text())
         return trainer_state
 
@@ -73,7 +72,7 @@ def save_checkpoint(
     *,
     step: int,
     backbone: Backbone,
-    optimizer: Optimizer,
+    optimizer: Optimizer | DividedOptimizer,
     trainer_state: Mapping[str, Any],
     write_extra_files: Callable[[Path], None] = lambda part_folder: None,
     policy: CheckpointConfig = CheckpointConfig(),  # noqa: B008 (frozen)
@@ -90,7 +89,7 @@ def save_checkpoint(
         shutil.rmtree(part_folder, ignore_errors=True)
         part_folder.mkdir(parents=True)
         backbone.save(part_folder)
-        torch.save(optimizer.state_dict(), part_folder / "optimizer.pt")
+        optimizer.save(part_folder)
         (part_folder / "trainer_state.json").write_text(json.dumps(dict(trainer_state)))
         write_extra_files(part_folder)
         if (target / KEEP_FILE).exists():

@@ -1,6 +1,7 @@
 """Optimizers and learning-rate schedules: AdamW, or Muon for the layers' matrices with AdamW for the rest."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,6 +9,10 @@ from torch import Tensor, nn
 
 from saccade.config.schema import OptimizerConfig
 from saccade.errors import RunError
+from saccade.models import checkpoint_io
+
+STATE_FILE = "optimizer.pt"  # of a checkpoint
+STATE_FOLDER = "divided"  # in its place if several processes train: their parts of weights and optimizer
 
 
 def compute_learning_rate(settings: OptimizerConfig, step: int, num_steps: int) -> float:
@@ -48,7 +53,7 @@ class Optimizer:
         for name, parameter in updated.items():
             is_layer_matrix = parameter.ndim == 2 and (".layers." in name or ".blocks." in name)
             (matrices if settings.name == "muon" and is_layer_matrix else rest).append(parameter)
-        self._optimizers: list[torch.optim.Optimizer] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
         if rest:  # empty with LoRA, whose adapters are matrices inside layers
             adamw = torch.optim.AdamW(
                 rest,
@@ -57,7 +62,7 @@ class Optimizer:
                 weight_decay=settings.weight_decay,
                 fused=all(parameter.is_cuda for parameter in rest),  # the other implementations copy all gradients
             )
-            self._optimizers.append(adamw)
+            self.optimizers.append(adamw)
         if matrices:
             muon = torch.optim.Muon(
                 matrices,
@@ -66,12 +71,12 @@ class Optimizer:
                 weight_decay=settings.weight_decay,
                 adjust_lr_fn="match_rms_adamw",
             )
-            self._optimizers.append(muon)
+            self.optimizers.append(muon)
         self.start_step(0)
 
     def start_step(self, step: int) -> None:
         """Set the learning rate of step `step` (from 0), which holds for all its updates."""
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = compute_learning_rate(self._settings, step, self._num_steps)
 
@@ -80,7 +85,8 @@ class Optimizer:
         for parameter, copy in self._master_copies:
             copy.grad = None if parameter.grad is None else parameter.grad.float()
             parameter.grad = None
-        norm = float(nn.utils.clip_grad_norm_(self._updated_parameters, self._settings.max_grad_norm))
+        clipped_norm = nn.utils.clip_grad_norm_(self._updated_parameters, self._settings.max_grad_norm)
+        norm = float(checkpoint_io.gather_tensor(clipped_norm))  # of the parts of all ranks
         if not math.isfinite(norm):
             raise RunError(
                 f"the gradient norm is {norm}, expected a finite number; start again with a lower learning rate than "
@@ -88,7 +94,7 @@ class Optimizer:
                 key="optim.lr",
                 value=self._settings.lr,
             )
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
@@ -99,12 +105,25 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizers' states and the master copies."""
-        states = [optimizer.state_dict() for optimizer in self._optimizers]
+        states = [optimizer.state_dict() for optimizer in self.optimizers]
         return {"optimizers": states, "master_copies": [copy for _, copy in self._master_copies]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state returned by `state_dict`."""
-        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         for (_, copy), saved_copy in zip(self._master_copies, state["master_copies"], strict=True):
             copy.copy_(saved_copy)
+
+    def save(self, folder: Path) -> None:
+        """Write the state into a checkpoint's folder."""
+        torch.save(self.state_dict(), folder / STATE_FILE)
+
+    def restore(self, folder: Path) -> None:
+        """Read what `save` wrote. Raises RunError if several processes wrote the checkpoint."""
+        if (folder / STATE_FOLDER).is_dir():
+            raise RunError(
+                f"{folder} was written by a training in several processes; resume it with torchrun, or with --nproc",
+                key=str(folder),
+            )
+        self.load_state_dict(torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True))

@@ -12,7 +12,7 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,6 +30,7 @@ from saccade.training.demonstrations import (
     check_demonstrations,
     replay_demonstration,
 )
+from saccade.training.distributed.backbone import DividedOptimizer, create_optimizer
 from saccade.training.optimizer import Optimizer, compute_learning_rate
 from saccade.training.packing import Batch, build_prefix_trees
 from saccade.training.step_timer import compute_update_speed
@@ -75,7 +76,7 @@ async def train(
     environments = TaskEnvironments.from_recipe(apply_sft_settings(components.recipe))
     components = replace(components, environments=environments)
     demonstrations = await select_demonstrations(components, demonstrations, on_check)
-    optimizer = Optimizer(components.backbone.model, settings.optim, settings.steps)
+    optimizer = create_optimizer(components.backbone, settings.optim, settings.steps)
     last = checkpoint.find_newest_checkpoint(folder)
     state = last.restore(optimizer) if last is not None else {}
     first_step = last.step if last else 0
@@ -129,7 +130,7 @@ async def train(
 def save_trainer_state(
     folder: Path,
     components: TrainingComponents,
-    optimizer: Optimizer,
+    optimizer: Optimizer | DividedOptimizer,
     validation: ValidationSchedule,
     step: int,
     next_position: int,
@@ -335,16 +336,24 @@ def require_samples(num_empty_draws: int) -> None:
 
 
 def update_model(
-    components: TrainingComponents, samples: Sequence[TrainingSample], settings: SftConfig, optimizer: Optimizer
+    components: TrainingComponents,
+    samples: Sequence[TrainingSample],
+    settings: SftConfig,
+    optimizer: Optimizer | DividedOptimizer,
 ) -> StepReport:
     """Take one optimizer step on the mean negative log-likelihood of all trained tokens."""
     batches = pack_samples(components.backbone, samples, settings)
-    count = sum(len(batch.token_N) for batch in batches)
-
-    def compute_loss(_: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return -logp_N.sum() / count, {"tokens": torch.tensor(float(len(logp_N)))}
-
+    loss_fn = MeanNegativeLogLikelihood(num_tokens=sum(len(batch.token_N) for batch in batches))
     with torch.enable_grad():
-        return train_step(
-            components.backbone, optimizer, batches, compute_loss, load_pixels=components.media.load_pixels
-        )
+        return train_step(components.backbone, optimizer, batches, loss_fn, load_pixels=components.media.load_pixels)
+
+
+@dataclass(frozen=True, slots=True)
+class MeanNegativeLogLikelihood:
+    """The part of a micro-batch in the mean over `num_tokens` trained tokens."""
+
+    num_tokens: int  # of all micro-batches
+
+    def __call__(self, _: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Return the loss, and the number of tokens."""
+        return -logp_N.sum() / self.num_tokens, {"tokens": torch.tensor(float(len(logp_N)))}

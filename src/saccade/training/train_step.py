@@ -15,6 +15,7 @@ from saccade.algorithms.policy_loss import merge_stats
 from saccade.config.schema import RlConfig, SftConfig
 from saccade.models.backbone import Backbone, LoadPixels
 from saccade.models.policy import PolicyInputs
+from saccade.training.distributed.backbone import DividedBackbone, DividedOptimizer
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import Batch, pack
 from saccade.types import TrainingSample
@@ -105,29 +106,22 @@ def build_tree_attention_mask(tree_BT: Tensor, branch_BT: Tensor) -> Tensor:
 
 def train_step(
     backbone: Backbone,
-    optimizer: Optimizer,
+    optimizer: Optimizer | DividedOptimizer,
     batches: Sequence[Batch],
     loss_fn: LossFn,
     *,
     load_pixels: LoadPixels,
     temperature: float = 1.0,
 ) -> StepReport:
-    """Accumulate gradients over the micro-batches, whose losses add up, then take one optimizer step."""
-    backbone.model.train()
+    """Accumulate gradients over the micro-batches, whose losses add up, then take one optimizer step.
 
-    def compute_loss(batch: Batch) -> tuple[Tensor, float, Mapping[str, Tensor]]:
-        logp_N, entropy_N = forward(backbone, batch, load_pixels=load_pixels, temperature=temperature)
-        loss, stats = loss_fn(batch, logp_N)
-        return loss, float(entropy_N.sum()), stats
-
-    if backbone.num_parallel_micro_batches > 1 and len(batches) > 1:
-        results = _run_in_parallel(backbone, batches, compute_loss)
+    If the weights are divided among processes, `loss_fn` must be picklable, and each micro-batch is run by one of them.
+    """
+    if isinstance(backbone, DividedBackbone):
+        results = backbone.accumulate_gradients(batches, loss_fn, load_pixels=load_pixels, temperature=temperature)
     else:
-        results = []
-        for batch in batches:
-            loss, entropy, batch_stats = compute_loss(batch)
-            torch.autograd.backward(loss)
-            results.append((float(loss.detach()), entropy, batch_stats))
+        backbone.model.train()
+        results = accumulate_gradients(backbone, batches, loss_fn, load_pixels=load_pixels, temperature=temperature)
     grad_norm = optimizer.step()
     backbone.model.eval()
     losses, entropies, stats = zip(*results, strict=True)
@@ -143,6 +137,26 @@ def train_step(
 
 
 MicroBatchResult = tuple[float, float, Mapping[str, Tensor]]  # loss, sum of entropies, statistics
+
+
+def accumulate_gradients(
+    backbone: Backbone, batches: Sequence[Batch], loss_fn: LossFn, *, load_pixels: LoadPixels, temperature: float
+) -> list[MicroBatchResult]:
+    """Add up the gradients of micro-batches in this process; return each one's result."""
+
+    def compute_loss(batch: Batch) -> tuple[Tensor, float, Mapping[str, Tensor]]:
+        logp_N, entropy_N = forward(backbone, batch, load_pixels=load_pixels, temperature=temperature)
+        loss, stats = loss_fn(batch, logp_N)
+        return loss, float(entropy_N.sum()), stats
+
+    if backbone.num_parallel_micro_batches > 1 and len(batches) > 1:
+        return _run_in_parallel(backbone, batches, compute_loss)
+    results = []
+    for batch in batches:
+        loss, entropy, stats = compute_loss(batch)
+        torch.autograd.backward(loss)
+        results.append((float(loss.detach()), entropy, stats))
+    return results
 
 
 def _run_in_parallel(

@@ -1,0 +1,114 @@
+"""What rank 0's training loop sees of a divided model: a backbone and an optimizer whose methods are orders."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, distributed
+
+from saccade.config.schema import ModelConfig, OptimizerConfig
+from saccade.errors import RunError
+from saccade.ledger import Ledger
+from saccade.models.backbone import Backbone, LoadPixels
+from saccade.training.distributed.conductor import Conductor
+from saccade.training.distributed.dealing import count_waves, deal_waves
+from saccade.training.optimizer import STATE_FOLDER, Optimizer
+from saccade.training.packing import Batch
+
+
+class DividedBackbone(Backbone):
+    """A backbone whose weights are divided among the ranks.
+
+    Only the methods below may read the weights; an engine in this process needs a copy of its own.
+    """
+
+    def __init__(self, conductor: Conductor, settings: ModelConfig) -> None:
+        self.conductor = conductor
+        own: Backbone = conductor.call("load_model", settings)
+        self.__dict__.update({**vars(own), "settings": settings})
+
+    @property
+    def num_parallel_micro_batches(self) -> int:
+        """Return how many micro-batches are processed in parallel: one per rank."""
+        return distributed.get_world_size()
+
+    def create_optimizer(self, settings: OptimizerConfig, num_steps: int) -> "DividedOptimizer":
+        """Create the optimizer of all ranks."""
+        self.conductor.call("create_optimizer", settings, num_steps)
+        return DividedOptimizer(self.conductor)
+
+    def accumulate_gradients(
+        self, batches: Sequence[Batch], loss_fn: Any, *, load_pixels: LoadPixels, temperature: float
+    ) -> list[Any]:
+        """Add up the micro-batches' gradients; return their results, in order."""
+        has_images = any(batch.images for batch in batches)
+        return self._run_waves("accumulate_gradients", batches, load_pixels, loss_fn, temperature, has_images)
+
+    def compute_logprobs(
+        self, batches: Sequence[Batch], *, load_pixels: LoadPixels, temperature: float
+    ) -> list[Tensor]:
+        """Return the logprobs [N] of each micro-batch's trained tokens, without a gradient."""
+        return self._run_waves("compute_logprobs", batches, load_pixels, temperature)
+
+    def _run_waves(self, method: str, batches: Sequence[Batch], load_pixels: LoadPixels, *args: Any) -> list[Any]:
+        num_ranks = distributed.get_world_size()
+        waves = deal_waves(batches, num_ranks, load_pixels)
+        results = self.conductor.call(method, *args, waves=waves, num_waves=count_waves(batches, num_ranks))
+        return [result for _, result in results]
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """Return the whole tensors by their names in the model, on the CPU."""
+        state: Mapping[str, Tensor] = self.conductor.call("gather_state")
+        return state
+
+    def copy_layers_to_cpu(self) -> tuple[Mapping[str, Tensor], ...]:
+        """Return a copy of each layer's whole tensors, by their names in a checkpoint; adapters are merged."""
+        layers: tuple[Mapping[str, Tensor], ...] = self.conductor.call("copy_layers_to_cpu")
+        return layers
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face checkpoint folder; adapters are merged into its weights."""
+        self.conductor.call("save_model", folder)
+
+    def compute_token_logprobs(self, ledger: Ledger, tokens: Sequence[int], load_pixels: LoadPixels) -> list[float]:
+        """Return the logprob of each token after the ledger, at temperature 1, by one forward pass."""
+        pixels = {image.key: load_pixels(image) for image in ledger.images()}
+        logprobs: list[float] = self.conductor.call("compute_token_logprobs", ledger, tuple(tokens), pixels)
+        return logprobs
+
+
+def create_optimizer(backbone: Backbone, settings: OptimizerConfig, num_steps: int) -> "Optimizer | DividedOptimizer":
+    """Create the optimizer of a backbone's trainable weights, on all ranks if they are divided."""
+    if isinstance(backbone, DividedBackbone):
+        return backbone.create_optimizer(settings, num_steps)
+    return Optimizer(backbone.model, settings, num_steps)
+
+
+class DividedOptimizer:
+    """The optimizers of all ranks; the interface of `Optimizer`."""
+
+    def __init__(self, conductor: Conductor) -> None:
+        self._conductor = conductor
+
+    def start_step(self, step: int) -> None:
+        """Set the learning rate of step `step` (from 0), which holds for all its updates."""
+        self._conductor.call("start_step", step)
+
+    def step(self) -> float:
+        """Clip, update, clear gradients; return their norm before clipping. Raises RunError if it isn't finite."""
+        norm: float = self._conductor.call("update_weights")
+        return norm
+
+    def save(self, folder: Path) -> None:
+        """Write the divided weights and states below a checkpoint's folder."""
+        self._conductor.call("save_state", folder)
+
+    def restore(self, folder: Path) -> None:
+        """Read what `save` wrote, on this number of ranks or on another. Raises RunError without it."""
+        if not (folder / STATE_FOLDER).is_dir():
+            raise RunError(
+                f"{folder} was written by a training in one process, and this one has "
+                f"{distributed.get_world_size()}; resume it without torchrun and without --nproc",
+                key=str(folder),
+            )
+        self._conductor.call("restore_state", folder)

@@ -1,0 +1,154 @@
+"""Rank 0 gives orders, the other ranks follow: all collective operations of a training start here.
+
+    rank 0                                                     rank 1, 2, …
+    Conductor.call ──order: method, arguments (gloo)─────────> follow
+      Worker.method <──────collective operations (FSDP2)────────> Worker.method
+      Waves         ──one micro-batch per rank and wave────────> Waves
+
+Calls have one lock, so two of them can't interleave. A rank that fails writes the reason to the job's key-value store
+and closes its connections, which ends the collective operations of the others; rank 0 raises the reason. A rank that is
+killed closes its connections too; one that hangs ends the operation after the timeout.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed
+from torch.distributed.distributed_c10d import Store
+
+from saccade.errors import RunError, SaccadeError, convert_errors
+
+_ORDER_TIMEOUT = timedelta(days=7)  # a rank waits for its next order while rank 0 collects rollouts
+_FAILURE_KEY, _RECEIVED_KEY = "saccade/failure", "saccade/failure_received"
+_FAILURE_SECONDS = 5.0  # in which a failing rank's reason arrives
+_STOP = "stop"
+Order = tuple[str, tuple[Any, ...], int]  # the method's name, its arguments, the number of waves
+
+
+class WavesAbortedError(SaccadeError):
+    """Rank 0 failed to prepare a wave: the other ranks drop the order."""
+
+
+class Waves:
+    """The waves of an order: iterating yields this rank's item of each, which rank 0 sends."""
+
+    def __init__(self, group: Any, count: int, source: Iterator[Sequence[Any]] | None) -> None:
+        self._group, self._count, self._source = group, count, source
+        self.is_aborted = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this rank's items. Raises what rank 0's source raises; WavesAbortedError on the other ranks."""
+        for _ in range(self._count):
+            item = self._scatter(self._prepare_items())
+            if isinstance(item, WavesAbortedError):
+                raise item
+            yield item
+
+    def _prepare_items(self) -> list[Any] | None:
+        if self._source is None:
+            return None
+        self.is_aborted = True
+        try:
+            items = list(next(self._source))
+            self.is_aborted = False
+            return items
+        finally:
+            if self.is_aborted:
+                self._scatter([WavesAbortedError("rank 0 stopped the order")] * distributed.get_world_size())
+
+    def _scatter(self, items: list[Any] | None) -> Any:
+        received: list[Any] = [None]
+        distributed.scatter_object_list(received, items, src=0, group=self._group)
+        return received[0]
+
+
+class Conductor:
+    """Runs methods of the workers of all ranks at the same time; exists on rank 0."""
+
+    def __init__(self, worker: Any, group: Any, store: Store) -> None:
+        self._worker, self._group, self._store = worker, group, store
+        self._lock = threading.Lock()
+        self._is_broken = False
+
+    def call(self, method: str, *args: Any, waves: Iterator[Sequence[Any]] | None = None, num_waves: int = 0) -> Any:
+        """Run a worker's method on every rank; return rank 0's result.
+
+        With `num_waves` the method's first argument is an iterable of waves, from `waves`, which yields one item per
+        rank. Raises RunError if a rank fails or is lost; no call is possible then.
+        """
+        with self._lock:
+            if self._is_broken:
+                raise RunError("a rank of this training was lost; resume it with --resume")
+            own = Waves(self._group, num_waves, waves) if num_waves else None
+            self._is_broken = True
+            try:
+                self._send((method, args, num_waves))
+                result = getattr(self._worker, method)(*([own] if own else []), *args)
+                self._is_broken = False
+                return result
+            except RuntimeError as error:
+                if own is not None and own.is_aborted:
+                    raise
+                raise self._explain(error) from error
+            finally:
+                if own is not None and own.is_aborted:
+                    self._is_broken = False
+
+    def stop(self) -> None:
+        """End the other ranks."""
+        with self._lock, contextlib.suppress(RuntimeError):
+            if not self._is_broken:
+                self._is_broken = True
+                self._send((_STOP, (), 0))
+
+    def _send(self, order: Order) -> None:
+        distributed.broadcast_object_list([order], src=0, group=self._group)
+
+    def _explain(self, error: RuntimeError) -> RunError:
+        """Return the failure of another rank that ended a collective operation, or else this rank's error."""
+        with contextlib.suppress(RuntimeError):
+            self._store.wait([_FAILURE_KEY], timedelta(seconds=_FAILURE_SECONDS))
+            reason = self._store.get(_FAILURE_KEY).decode()
+            self._store.set(_RECEIVED_KEY, "")
+            return RunError(f"{reason}; resume the training with --resume")
+        return RunError(
+            f"rank 0 or its connection to another rank failed: {_shorten(error)}; resume the training with --resume"
+        )
+
+
+def follow(worker: Any, group: Any, store: Store) -> None:
+    """Run the methods that rank 0 orders until it stops. Raises RunError if rank 0 is lost."""
+    rank = distributed.get_rank()
+    while True:
+        received: list[Any] = [None]
+        try:
+            distributed.broadcast_object_list(received, src=0, group=group)
+        except RuntimeError as error:
+            raise RunError(f"rank {rank} has lost rank 0: {_shorten(error)}") from error
+        method, args, num_waves = received[0]
+        if method == _STOP:
+            return
+        try:
+            with convert_errors(RunError, f"rank {rank} failed"):
+                getattr(worker, method)(*([Waves(group, num_waves, None)] if num_waves else []), *args)
+        except WavesAbortedError:
+            continue
+        except SaccadeError as error:
+            with contextlib.suppress(RuntimeError):
+                store.set(_FAILURE_KEY, str(error))
+                distributed.destroy_process_group()  # closes the connections, which ends the others' operations
+                store.wait([_RECEIVED_KEY], timedelta(seconds=_FAILURE_SECONDS))
+            raise
+
+
+def _shorten(error: RuntimeError) -> str:
+    """Return the first line of an error."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def create_control_group() -> Any:
+    """Return the group over which orders and micro-batches are sent, through the CPU."""
+    return distributed.new_group(backend="gloo", timeout=_ORDER_TIMEOUT)

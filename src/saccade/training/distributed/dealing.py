@@ -1,0 +1,74 @@
+"""Deal micro-batches to ranks in waves of similar cost; the last wave is padded with empty micro-batches."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from saccade.ledger import ImageRef
+from saccade.models.backbone import LoadPixels
+from saccade.training.packing import Batch
+
+_PAIRS_PER_TOKEN = 8192  # visible pairs whose attention costs as much as the matrices' work on a token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deal:
+    """A rank's micro-batch of a wave, with the pixels of its images by key."""
+
+    index: int | None  # in the order of packing; None is padding
+    batch: Batch
+    pixels: Mapping[str, Any]
+
+    def load_pixels(self, image: ImageRef) -> Any:
+        """Return an image's pixels, uint8 RGB [height, width, 3]."""
+        return self.pixels[image.key]
+
+
+def deal_waves(batches: Sequence[Batch], num_ranks: int, load_pixels: LoadPixels) -> Iterator[list[Deal]]:
+    """Yield waves of one micro-batch per rank, the most expensive first; pixels are loaded wave by wave."""
+    order = sorted(range(len(batches)), key=lambda index: -estimate_cost(batches[index]))
+    for start in range(0, len(order), num_ranks):
+        wave = [
+            Deal(index=index, batch=batches[index], pixels={image.key: load_pixels(image) for image in images})
+            for index in order[start : start + num_ranks]
+            for images in [{image.key: image for image in batches[index].images}.values()]
+        ]
+        yield wave + [Deal(index=None, batch=_build_empty_batch(), pixels={})] * (num_ranks - len(wave))
+
+
+def count_waves(batches: Sequence[Batch], num_ranks: int) -> int:
+    """Return how many waves `deal_waves` yields."""
+    return -(-len(batches) // num_ranks)
+
+
+def estimate_cost(batch: Batch) -> float:
+    """Return the cost of a micro-batch in tokens: padded tokens, and causal pairs of one tree and branch or prefix."""
+    pairs = 0
+    for tree_T, branch_T in zip(batch.tree_BT, batch.branch_BT, strict=True):
+        for tree in np.unique(tree_T[tree_T >= 0]):
+            lengths = np.unique(branch_T[tree_T == tree], return_counts=True)[1]
+            prefix = int((branch_T[tree_T == tree] == 0).sum())
+            pairs += sum(int(length) * (int(length) + 1) // 2 for length in lengths)
+            pairs += prefix * int(lengths.sum() - prefix)
+    return batch.ids_BT.size + pairs / _PAIRS_PER_TOKEN
+
+
+def _build_empty_batch() -> Batch:
+    """Return one token without a target: a pass over it takes part in every collective operation and adds zero."""
+    row, no_tokens = np.zeros((1, 1), dtype=np.int64), np.zeros(0, dtype=np.int64)
+    return Batch(
+        ids_BT=row,
+        positions_3BT=np.zeros((3, 1, 1), dtype=np.int64),
+        tree_BT=row,
+        branch_BT=row,
+        images=(),
+        row_N=no_tokens,
+        predictor_N=no_tokens,
+        token_N=no_tokens,
+        rollout_logp_N=no_tokens.astype(np.float32),
+        advantage_N=no_tokens.astype(np.float32),
+        sample_N=no_tokens,
+        version_N=no_tokens,
+    )

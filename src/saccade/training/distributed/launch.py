@@ -1,0 +1,111 @@
+"""Start training processes: `--nproc` through torchrun's API, and what each process does when it has started."""
+
+import contextlib
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from types import FrameType
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.rendezvous import rendezvous
+
+from saccade.config.schema import ModelConfig
+from saccade.errors import ConfigError, RunError, convert_errors
+from saccade.training.distributed.conductor import Conductor, create_control_group, follow
+from saccade.training.distributed.worker import Worker
+
+_conductor: Conductor | None = None
+
+
+def get_conductor() -> Conductor | None:
+    """Return the conductor of this training's processes; None if there is only this one."""
+    return _conductor
+
+
+def is_launched() -> bool:
+    """Return whether torchrun started this process."""
+    return distributed.is_torchelastic_launched()
+
+
+@contextlib.contextmanager
+def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
+    """Connect the processes that torchrun started; yield whether this one runs the training's loop.
+
+    On rank 0 the block runs with a conductor; the other ranks have followed it to its end when the block begins. A
+    process that torchrun didn't start runs the block alone. Raises RunError if another rank is lost.
+    """
+    global _conductor
+    if not is_launched():
+        yield True
+        return
+    with convert_errors(RunError, "the training processes can't connect", key="torchrun"):
+        store, rank, world_size = next(rendezvous("env://"))
+        device_type = torch.device(settings.device).type
+        if device_type == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=settings.process_timeout),
+        )
+        control_group = create_control_group()
+        worker = Worker(_create_mesh(device_type), control_group)
+    try:
+        if rank:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 stops the others
+            follow(worker, control_group, store)
+            yield False
+            return
+        previous = signal.signal(signal.SIGTERM, _raise_stopped)
+        _conductor = Conductor(worker, control_group, store)
+        try:
+            yield True
+        finally:
+            _conductor.stop()
+            _conductor = None
+            signal.signal(signal.SIGTERM, previous)
+    finally:
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+
+
+def _create_mesh(device_type: str) -> DeviceMesh:
+    """Return the mesh of all ranks: weights are divided within a node and replicated over nodes (HSDP)."""
+    world_size, local_size = distributed.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
+    if world_size == local_size:
+        return init_device_mesh(device_type, (world_size,))
+    return init_device_mesh(device_type, (world_size // local_size, local_size), mesh_dim_names=("node", "local"))
+
+
+def _raise_stopped(signal_number: int, frame: FrameType | None) -> None:
+    """Raise, when torchrun ends this process because another rank is lost, or when the job is stopped."""
+    raise RunError("another rank of this training was lost, or the job was stopped (SIGTERM); resume it with --resume")
+
+
+def launch_processes(num_processes: int) -> None:
+    """Run this command in `num_processes` processes of this machine. Raises SystemExit if one of them fails."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    if num_processes < 1:
+        raise ConfigError(f"--nproc {num_processes}: at least one process is needed", key="--nproc")
+    config = LaunchConfig(
+        run_id=uuid.uuid4().hex,
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_processes,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "saccade", *sys.argv[1:])
+    except ChildFailedError as error:  # rank 0 has printed the reason
+        raise SystemExit(max(failure.exitcode for failure in error.failures.values()) or 1) from None

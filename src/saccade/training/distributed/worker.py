@@ -1,0 +1,145 @@
+"""What every rank does: it holds its part of the weights and of the optimizer, and its methods are orders.
+
+All ranks call a method at the same time with the same arguments (see `conductor`). Results are rank 0's.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+
+from saccade.config.schema import ModelConfig, OptimizerConfig
+from saccade.ledger import ImageRef, Ledger
+from saccade.models import checkpoint_io
+from saccade.models.backbone import Backbone
+from saccade.training.distributed.dealing import Deal
+from saccade.training.distributed.sharding import shard_backbone
+from saccade.training.optimizer import STATE_FOLDER, Optimizer
+from saccade.training.train_step import LossFn, MicroBatchResult, accumulate_gradients, forward
+
+
+class Worker:
+    """A rank's model and optimizer."""
+
+    def __init__(self, mesh: DeviceMesh, control_group: Any) -> None:
+        self._mesh, self._group = mesh, control_group
+        self.backbone: Backbone
+        self.optimizer: Optimizer
+
+    def load_model(self, settings: ModelConfig) -> Backbone:
+        """Load the model on every rank and divide it."""
+        if self._mesh.device_type == "cuda":
+            settings = settings.model_copy(update={"device": f"cuda:{torch.cuda.current_device()}"})
+        torch.set_num_threads(max(1, settings.num_threads // self._mesh.shape[-1]))
+        self.backbone = Backbone(settings)
+        shard_backbone(self.backbone, self._mesh)
+        return self.backbone
+
+    def create_optimizer(self, settings: OptimizerConfig, num_steps: int) -> None:
+        """Create the optimizer of this rank's part of the weights."""
+        self.optimizer = Optimizer(self.backbone.model, settings, num_steps)
+
+    def start_step(self, step: int) -> None:
+        """Set the learning rate of a step."""
+        self.optimizer.start_step(step)
+
+    def accumulate_gradients(
+        self, deals: Iterable[Deal], loss_fn: LossFn, temperature: float, has_images: bool
+    ) -> list[tuple[int, MicroBatchResult]]:
+        """Add up the gradients of the micro-batches of all ranks; `has_images`: any of them has images.
+
+        Return the results with the micro-batches' indices.
+        """
+        self.backbone.model.zero_grad(set_to_none=True)  # of an aborted order
+        self.backbone.model.train()
+        results = []
+        for deal in deals:
+            if deal.index is None:
+                logp_N, _ = forward(self.backbone, deal.batch, load_pixels=deal.load_pixels, temperature=temperature)
+                torch.autograd.backward(logp_N.sum())
+            else:
+                [(loss, entropy, stats)] = accumulate_gradients(
+                    self.backbone, [deal.batch], loss_fn, load_pixels=deal.load_pixels, temperature=temperature
+                )
+                results.append((deal.index, (loss, entropy, {name: value.cpu() for name, value in stats.items()})))
+        self.backbone.model.eval()
+        if not has_images:  # one process has no gradient there, which the optimizer distinguishes from zero
+            for parameter in self.backbone.model.model.visual.parameters():
+                parameter.grad = None
+        return self._gather(results)
+
+    @torch.no_grad()
+    def compute_logprobs(self, deals: Iterable[Deal], temperature: float) -> list[tuple[int, Tensor]]:
+        """Return the logprobs of the trained tokens of each micro-batch, with its index."""
+        results = []
+        for deal in deals:
+            logp_N, _ = forward(self.backbone, deal.batch, load_pixels=deal.load_pixels, temperature=temperature)
+            if deal.index is not None:
+                results.append((deal.index, logp_N.cpu()))
+        return self._gather(results)
+
+    @torch.no_grad()
+    def compute_token_logprobs(self, ledger: Ledger, tokens: tuple[int, ...], pixels: Mapping[str, Any]) -> list[float]:
+        """Return the logprob of each token after the ledger."""
+
+        def load_pixels(image: ImageRef) -> Any:
+            return pixels[image.key]
+
+        return self.backbone.compute_token_logprobs(ledger, tokens, load_pixels)
+
+    def update_weights(self) -> float:
+        """Take one optimizer step; return the norm of the gradient over all ranks."""
+        return self.optimizer.step()
+
+    def gather_state(self) -> dict[str, Tensor]:
+        """Return the whole weights by their names in the model, on rank 0's CPU."""
+        state = {}
+        for name, value in self.backbone.model.state_dict().items():
+            full = checkpoint_io.gather_tensor(value)
+            if checkpoint_io.is_rank_zero():
+                state[name] = full.to("cpu", self.backbone.policy.compute_dtype)
+        return state
+
+    def copy_layers_to_cpu(self) -> tuple[Mapping[str, Tensor], ...]:
+        """Return a copy of each layer's whole weights, on rank 0's CPU."""
+        return self.backbone.copy_layers_to_cpu()
+
+    def save_model(self, folder: Path) -> None:
+        """Write a Hugging Face checkpoint folder."""
+        self.backbone.save(folder)
+
+    def save_state(self, folder: Path) -> None:
+        """Write the divided weights and the optimizer's state below a checkpoint's folder."""
+        model, optimizer = get_state_dict(self.backbone.model, self.optimizer.optimizers)
+        save({"model": model, "optimizer": optimizer}, checkpoint_id=folder / STATE_FOLDER)
+
+    def restore_state(self, folder: Path) -> None:
+        """Read what `save_state` wrote, on this number of ranks or on another."""
+        model, optimizer = get_state_dict(self.backbone.model, self.optimizer.optimizers)
+        state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+        load(state, checkpoint_id=folder / STATE_FOLDER)
+        set_state_dict(
+            self.backbone.model,
+            self.optimizer.optimizers,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+
+    def _gather(self, results: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
+        gathered: list[Any] | None = [None] * distributed.get_world_size() if distributed.get_rank() == 0 else None
+        distributed.gather_object(results, gathered, dst=0, group=self._group)
+        return sorted((result for part in gathered or [] for result in part), key=lambda pair: pair[0])
+
+
+def free_gathered_weights(backbone: Backbone) -> None:
+    """Free the whole weights that a forward pass without a backward pass has left."""
+    for module in backbone.policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
