@@ -354,8 +354,6 @@ def rl(
     model. `run` is the folder's run if it is already open; `profile_step` is the step to trace (0: none). Raises
     RunError if the folder's SFT is unfinished, AlarmError if an alarm stops the training.
     """
-    if get_conductor():
-        raise ConfigError("RL can't divide a model among processes yet; run it without torchrun and without --nproc")
     tasks = load_training_tasks(folder, recipe)
     held_out = load_validation_tasks(folder, recipe, [*tasks[:], *_load_demonstrated_tasks(folder, recipe)])
     run = run or start_run(folder, recipe, ["rl"], resume=resume)

@@ -48,6 +48,9 @@ class Batch:
     advantage_N: np.ndarray  # its advantage
     sample_N: np.ndarray  # index of its sample
     version_N: np.ndarray  # of the weights that sampled it
+    weight_N: np.ndarray | None = None  # its weight in the average of the loss
+    proximal_logp_N: np.ndarray | None = None  # its logprob before the update; None is that of the current weights
+    ref_logp_N: np.ndarray | None = None  # its logprob under the reference policy
 
 
 def build_prefix_trees(samples: Sequence[TrainingSample], pack_length: int) -> list[PrefixTree]:

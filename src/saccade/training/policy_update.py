@@ -8,6 +8,7 @@ Axis letters: N trained tokens of a micro-batch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from saccade.algorithms.group_advantages import whiten_tokens
 from saccade.algorithms.policy_loss import (
+    TokenLoss,
     compute_policy_loss,
     compute_reward_to_go,
     compute_token_weights,
@@ -25,6 +27,7 @@ from saccade.config.schema import KlConfig, RlConfig
 from saccade.errors import EngineError
 from saccade.rollouts.components import TrainingComponents
 from saccade.training.background import CheckCancelled
+from saccade.training.distributed.backbone import DividedBackbone, DividedOptimizer, DividedReference
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import Batch
 from saccade.training.reference import Reference
@@ -37,8 +40,8 @@ def update_policy(
     components: TrainingComponents,
     samples: Sequence[TrainingSample],
     settings: RlConfig,
-    optimizer: Optimizer,
-    reference: Reference | None = None,
+    optimizer: Optimizer | DividedOptimizer,
+    reference: Reference | DividedReference | None = None,
     check_cancelled: CheckCancelled = lambda: None,
 ) -> StepReport:
     """Take `epochs_per_batch` passes over the samples of a rollout batch, with one optimizer step per mini-batch.
@@ -55,45 +58,35 @@ def update_policy(
         check_engine_tokens(mini_batch, packed)
         mini_batches.append(slice(len(batches), len(batches) + len(packed)))
         batches += packed
-    ref_logps: list[Tensor | None] = [None] * len(batches)
     if reference is not None:
         with reference.swap_in():
-            ref_logps = [*_compute_logprobs(components, batches, check_cancelled)]
+            ref_logps = _compute_logprobs(components, batches, check_cancelled)
         batches = [
-            _apply_kl_penalty(batch, ref_N, settings.kl) for batch, ref_N in zip(batches, ref_logps, strict=True)
+            _apply_kl_penalty(replace(batch, ref_logp_N=ref_logp_N), settings.kl)
+            for batch, ref_logp_N in zip(batches, ref_logps, strict=True)
         ]
     num_updates = settings.epochs_per_batch * len(mini_batches)
-    needs_proximal = num_updates > 1 and settings.loss.old_logprobs == "trainer"
-    proximal_logps = (
-        [*_compute_logprobs(components, batches, check_cancelled)] if needs_proximal else [None] * len(batches)
-    )
+    if num_updates > 1 and settings.loss.old_logprobs == "trainer":
+        proximal_logps = _compute_logprobs(components, batches, check_cancelled)
+        batches = [
+            replace(batch, proximal_logp_N=logp_N) for batch, logp_N in zip(batches, proximal_logps, strict=True)
+        ]
     if settings.advantage.whiten == "tokens":
         batches = _whiten_advantages(batches)
-    weights = [weight_N for part in mini_batches for weight_N in _compute_token_weights(batches[part], settings)]
-    batch_indices = {id(batch): index for index, batch in enumerate(batches)}
-    version, token_loss = components.engine.version, resolve_loss(settings.loss)
-
-    def compute_loss(batch: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-        check_cancelled()
-        device = logp_N.device
-        index = batch_indices[id(batch)]
-        return compute_policy_loss(
-            logp_N,
-            proximal_logps[index],
-            torch.from_numpy(batch.advantage_N).to(device),
-            weights[index].to(device),
-            settings=settings.loss,
-            token_loss=token_loss,
-            rollout_logp_N=torch.from_numpy(batch.rollout_logp_N).to(device),
-            stale_N=torch.from_numpy(batch.version_N < version).to(device),
-            seq_N=torch.from_numpy(batch.sample_N).to(device),
-            ref_logp_N=ref_logps[index],
-            kl_coef=settings.kl.loss_coef,
-        )
-
+    batches = [batch for part in mini_batches for batch in _weight_tokens(batches[part], settings)]
+    version = components.engine.version
+    loss_fn = build_policy_loss(settings, version)
     load_pixels, temperature = components.media.load_pixels, components.recipe.sampling.temperature
     reports = [
-        train_step(backbone, optimizer, batches[part], compute_loss, load_pixels=load_pixels, temperature=temperature)
+        train_step(
+            backbone,
+            optimizer,
+            batches[part],
+            loss_fn,
+            load_pixels=load_pixels,
+            temperature=temperature,
+            check_cancelled=check_cancelled,
+        )
         for _ in range(settings.epochs_per_batch)
         for part in mini_batches
     ]
@@ -105,36 +98,80 @@ def update_policy(
     return replace(first_pass, stats=stats, updates=num_updates)
 
 
-def _compute_token_weights(batches: Sequence[Batch], settings: RlConfig) -> Sequence[Tensor]:
-    """Return the weights of the tokens of a mini-batch's micro-batches, which add up to one average."""
+class PolicyLoss:
+    """The recipe's loss of a micro-batch; `token_loss` is resolved again where it is unpickled."""
+
+    def __init__(self, settings: RlConfig, version: int, token_loss: TokenLoss) -> None:
+        self._settings, self._version, self._token_loss = settings, version, token_loss
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle everything but the resolved loss."""
+        return build_policy_loss, (self._settings, self._version)
+
+    def __call__(self, batch: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Return the loss and its statistics."""
+
+        def load(array_N: np.ndarray) -> Tensor:
+            return torch.from_numpy(array_N).to(logp_N.device)
+
+        assert batch.weight_N is not None, "the tokens of a micro-batch have no weights"
+        return compute_policy_loss(
+            logp_N,
+            None if batch.proximal_logp_N is None else load(batch.proximal_logp_N),
+            load(batch.advantage_N),
+            load(batch.weight_N),
+            settings=self._settings.loss,
+            token_loss=self._token_loss,
+            rollout_logp_N=load(batch.rollout_logp_N),
+            stale_N=load(batch.version_N < self._version),
+            seq_N=load(batch.sample_N),
+            ref_logp_N=None if batch.ref_logp_N is None else load(batch.ref_logp_N),
+            kl_coef=self._settings.kl.loss_coef,
+        )
+
+
+def build_policy_loss(settings: RlConfig, version: int) -> PolicyLoss:
+    """Return the recipe's loss for tokens sampled by weights up to `version`; older ones are stale."""
+    return PolicyLoss(settings, version, resolve_loss(settings.loss))
+
+
+def _weight_tokens(batches: Sequence[Batch], settings: RlConfig) -> list[Batch]:
+    """Add the weights of the tokens of a mini-batch's micro-batches, which add up to one average."""
     weight_N = compute_token_weights(
         torch.from_numpy(np.concatenate([batch.sample_N for batch in batches])),
         aggregation=settings.loss.aggregation,
         sum_norm=settings.loss.sum_norm,
     )
-    return torch.split(weight_N, [len(batch.token_N) for batch in batches])
+    parts = torch.split(weight_N, [len(batch.token_N) for batch in batches])
+    return [replace(batch, weight_N=part_N.numpy()) for batch, part_N in zip(batches, parts, strict=True)]
 
 
 def _compute_logprobs(
     components: TrainingComponents, batches: Sequence[Batch], check_cancelled: CheckCancelled
-) -> list[Tensor]:
+) -> list[np.ndarray]:
     """Return the current weights' logprobs of each micro-batch's tokens, without a gradient."""
     temperature, load_pixels = components.recipe.sampling.temperature, components.media.load_pixels
-    logprobs: list[Tensor] = []
+    backbone = components.backbone
+    if isinstance(backbone, DividedBackbone):
+        return backbone.compute_logprobs(
+            batches, load_pixels=load_pixels, temperature=temperature, check_cancelled=check_cancelled
+        )
+    logprobs: list[np.ndarray] = []
     with torch.no_grad():
         for batch in batches:
             check_cancelled()
-            logprobs.append(forward(components.backbone, batch, load_pixels=load_pixels, temperature=temperature)[0])
+            logp_N, _ = forward(backbone, batch, load_pixels=load_pixels, temperature=temperature)
+            logprobs.append(logp_N.cpu().numpy())
     return logprobs
 
 
-def _apply_kl_penalty(batch: Batch, ref_logp_N: Tensor | None, settings: KlConfig) -> Batch:
+def _apply_kl_penalty(batch: Batch, settings: KlConfig) -> Batch:
     """Subtract from each advantage `reward_coef` times the KL estimate of the rest of its sequence."""
-    if not settings.reward_coef or ref_logp_N is None:
+    if not settings.reward_coef or batch.ref_logp_N is None:
         return batch
     estimate_kl = k1 if settings.estimator == "k1" else k3
     # A reward belongs to the policy that sampled the tokens, so its logprobs are the engine's.
-    kl_N = estimate_kl(torch.from_numpy(batch.rollout_logp_N), ref_logp_N.cpu())
+    kl_N = estimate_kl(torch.from_numpy(batch.rollout_logp_N), torch.from_numpy(batch.ref_logp_N))
     penalty_N = settings.reward_coef * compute_reward_to_go(kl_N, torch.from_numpy(batch.sample_N))
     return replace(batch, advantage_N=batch.advantage_N - penalty_N.numpy())
 

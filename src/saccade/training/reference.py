@@ -50,10 +50,14 @@ def get_trainable_parameters(backbone: Backbone) -> dict[str, nn.Parameter]:
 
 def load_initial_weights(backbone: Backbone, folder: str) -> Weights:
     """Load the weights of a folder, with the backbone's settings. Raises RunError if they can't be read."""
+    return get_trainable_parameters(load_initial_backbone(backbone, folder, device="cpu"))
+
+
+def load_initial_backbone(backbone: Backbone, folder: str, device: str = "") -> Backbone:
+    """Load a folder with the backbone's settings, on its device or another. Raises RunError if it can't be read."""
+    changes = {"path": folder, "device": device or backbone.settings.device}
     try:
-        return get_trainable_parameters(
-            Backbone(backbone.settings.model_copy(update={"path": folder, "device": "cpu"}))
-        )
+        return Backbone(backbone.settings.model_copy(update=changes))
     except ModelError as error:
         raise RunError(
             f"rl.kl needs the weights that RL started from, and {folder} can't be read: {error}. Restore that folder",

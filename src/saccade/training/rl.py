@@ -45,6 +45,12 @@ from saccade.training import checkpoint
 from saccade.training.alarms import AlarmMonitor
 from saccade.training.background import CheckCancelled, defer_interrupt, run_in_thread
 from saccade.training.checkpoint import Checkpoint
+from saccade.training.distributed.backbone import (
+    DividedBackbone,
+    DividedOptimizer,
+    DividedReference,
+    create_optimizer,
+)
 from saccade.training.optimizer import Optimizer, compute_learning_rate
 from saccade.training.policy_update import update_policy
 from saccade.training.prompt_sampler import PromptSampler
@@ -104,7 +110,7 @@ async def train(
         raise DataError(f"data.train={files} holds no tasks, and RL needs at least one", key="data.train", value=files)
     check_engine(components.recipe, components.engine)
     check_algorithms(settings)
-    optimizer = Optimizer(components.backbone.model, settings.optim, settings.steps)
+    optimizer = create_optimizer(components.backbone, settings.optim, settings.steps)
     state = load_trainer_state(components, checkpoint.find_newest_checkpoint(folder), optimizer)
     checkpoint.protect_checkpoint(Path(state.initial_weights_folder))
     reference = load_reference(components, state)
@@ -166,7 +172,10 @@ async def train(
 
 
 async def run_policy_update(
-    components: TrainingComponents, samples: Sequence[TrainingSample], optimizer: Optimizer, reference: Reference | None
+    components: TrainingComponents,
+    samples: Sequence[TrainingSample],
+    optimizer: Optimizer | DividedOptimizer,
+    reference: Reference | DividedReference | None,
 ) -> StepReport:
     """Update the policy on the samples; in a second thread if rollouts continue meanwhile."""
 
@@ -249,7 +258,7 @@ def build_training_samples(
 
 
 def load_trainer_state(
-    components: TrainingComponents, last_checkpoint: Checkpoint | None, optimizer: Optimizer
+    components: TrainingComponents, last_checkpoint: Checkpoint | None, optimizer: Optimizer | DividedOptimizer
 ) -> TrainerState:
     """Return the state of a new run, or of its last checkpoint. Raises RunError if that can't be read."""
     if last_checkpoint is None:
@@ -285,7 +294,7 @@ def advance_trainer_state(state: TrainerState, rollout_queue: RolloutQueue) -> T
 def save_on_error(
     folder: Path,
     components: TrainingComponents,
-    optimizer: Optimizer,
+    optimizer: Optimizer | DividedOptimizer,
     state: TrainerState,
     validation: ValidationSchedule,
     *,
@@ -312,7 +321,7 @@ def save_on_error(
 def save_trainer_state(
     folder: Path,
     components: TrainingComponents,
-    optimizer: Optimizer,
+    optimizer: Optimizer | DividedOptimizer,
     state: TrainerState,
     validation: ValidationSchedule,
 ) -> None:
@@ -340,11 +349,14 @@ def save_trainer_state(
         )
 
 
-def load_reference(components: TrainingComponents, state: TrainerState) -> Reference | None:
+def load_reference(components: TrainingComponents, state: TrainerState) -> Reference | DividedReference | None:
     """Return the reference policy if `rl.kl` needs one. Raises RunError if its weights can't be read."""
     settings = components.recipe.rl.kl
     if not (settings.loss_coef or settings.reward_coef):
         return None
+    if isinstance(components.backbone, DividedBackbone):
+        folder = state.initial_weights_folder if state.num_finished_steps else None
+        return components.backbone.create_reference(folder, settings.reference_device)
     initial_weights = (
         load_initial_weights(components.backbone, state.initial_weights_folder)
         if state.num_finished_steps

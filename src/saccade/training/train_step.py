@@ -15,6 +15,7 @@ from saccade.algorithms.policy_loss import merge_stats
 from saccade.config.schema import RlConfig, SftConfig
 from saccade.models.backbone import Backbone, LoadPixels
 from saccade.models.policy import PolicyInputs
+from saccade.training.background import CheckCancelled
 from saccade.training.distributed.backbone import DividedBackbone, DividedOptimizer
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import Batch, pack
@@ -112,16 +113,27 @@ def train_step(
     *,
     load_pixels: LoadPixels,
     temperature: float = 1.0,
+    check_cancelled: CheckCancelled = lambda: None,
 ) -> StepReport:
     """Accumulate gradients over the micro-batches, whose losses add up, then take one optimizer step.
 
     If the weights are divided among processes, `loss_fn` must be picklable, and each micro-batch is run by one of them.
+    `check_cancelled` is called for each micro-batch.
     """
     if isinstance(backbone, DividedBackbone):
-        results = backbone.accumulate_gradients(batches, loss_fn, load_pixels=load_pixels, temperature=temperature)
+        results = backbone.accumulate_gradients(
+            batches, loss_fn, load_pixels=load_pixels, temperature=temperature, check_cancelled=check_cancelled
+        )
     else:
         backbone.model.train()
-        results = accumulate_gradients(backbone, batches, loss_fn, load_pixels=load_pixels, temperature=temperature)
+
+        def compute_loss(batch: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+            check_cancelled()
+            return loss_fn(batch, logp_N)
+
+        results = accumulate_gradients(
+            backbone, batches, compute_loss, load_pixels=load_pixels, temperature=temperature
+        )
     grad_norm = optimizer.step()
     backbone.model.eval()
     losses, entropies, stats = zip(*results, strict=True)

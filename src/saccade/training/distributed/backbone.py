@@ -1,15 +1,18 @@
 """What rank 0's training loop sees of a divided model: a backbone and an optimizer whose methods are orders."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor, distributed
 
 from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.errors import RunError
 from saccade.ledger import Ledger
 from saccade.models.backbone import Backbone, LoadPixels
+from saccade.training.background import CheckCancelled
 from saccade.training.distributed.conductor import Conductor
 from saccade.training.distributed.dealing import count_waves, deal_waves
 from saccade.training.optimizer import STATE_FOLDER, Optimizer
@@ -38,23 +41,43 @@ class DividedBackbone(Backbone):
         return DividedOptimizer(self.conductor)
 
     def accumulate_gradients(
-        self, batches: Sequence[Batch], loss_fn: Any, *, load_pixels: LoadPixels, temperature: float
+        self,
+        batches: Sequence[Batch],
+        loss_fn: Any,
+        *,
+        load_pixels: LoadPixels,
+        temperature: float,
+        check_cancelled: CheckCancelled,
     ) -> list[Any]:
         """Add up the micro-batches' gradients; return their results, in order."""
+        waves = self._deal(batches, load_pixels, check_cancelled)
         has_images = any(batch.images for batch in batches)
-        return self._run_waves("accumulate_gradients", batches, load_pixels, loss_fn, temperature, has_images)
+        results = self.conductor.call("accumulate_gradients", loss_fn, temperature, has_images, **waves)
+        return [result for _, result in results]
 
     def compute_logprobs(
-        self, batches: Sequence[Batch], *, load_pixels: LoadPixels, temperature: float
-    ) -> list[Tensor]:
+        self,
+        batches: Sequence[Batch],
+        *,
+        load_pixels: LoadPixels,
+        temperature: float,
+        check_cancelled: CheckCancelled,
+    ) -> list[np.ndarray]:
         """Return the logprobs [N] of each micro-batch's trained tokens, without a gradient."""
-        return self._run_waves("compute_logprobs", batches, load_pixels, temperature)
+        waves = self._deal(batches, load_pixels, check_cancelled)
+        return [logp_N for _, logp_N in self.conductor.call("compute_logprobs", temperature, **waves)]
 
-    def _run_waves(self, method: str, batches: Sequence[Batch], load_pixels: LoadPixels, *args: Any) -> list[Any]:
+    def _deal(
+        self, batches: Sequence[Batch], load_pixels: LoadPixels, check_cancelled: CheckCancelled
+    ) -> dict[str, Any]:
         num_ranks = distributed.get_world_size()
-        waves = deal_waves(batches, num_ranks, load_pixels)
-        results = self.conductor.call(method, *args, waves=waves, num_waves=count_waves(batches, num_ranks))
-        return [result for _, result in results]
+        waves = deal_waves(batches, num_ranks, load_pixels, check_cancelled)
+        return {"waves": waves, "num_waves": count_waves(batches, num_ranks)}
+
+    def create_reference(self, folder: str | None, reference_device: str) -> "DividedReference":
+        """Create the reference policy from a folder's weights, or from the current ones (None)."""
+        self.conductor.call("create_reference", folder, reference_device)
+        return DividedReference(self.conductor)
 
     def state_dict(self) -> Mapping[str, Tensor]:
         """Return the whole tensors by their names in the model, on the CPU."""
@@ -82,6 +105,22 @@ def create_optimizer(backbone: Backbone, settings: OptimizerConfig, num_steps: i
     if isinstance(backbone, DividedBackbone):
         return backbone.create_optimizer(settings, num_steps)
     return Optimizer(backbone.model, settings, num_steps)
+
+
+class DividedReference:
+    """The reference policy of all ranks; the interface of `Reference`."""
+
+    def __init__(self, conductor: Conductor) -> None:
+        self._conductor = conductor
+
+    @contextlib.contextmanager
+    def swap_in(self) -> Iterator[None]:
+        """Use the reference's weights inside the block."""
+        self._conductor.call("swap_reference")
+        try:
+            yield
+        finally:
+            self._conductor.call("swap_reference")
 
 
 class DividedOptimizer:

@@ -8,6 +8,7 @@ import numpy as np
 
 from saccade.ledger import ImageRef
 from saccade.models.backbone import LoadPixels
+from saccade.training.background import CheckCancelled
 from saccade.training.packing import Batch
 
 _PAIRS_PER_TOKEN = 8192  # visible pairs whose attention costs as much as the matrices' work on a token
@@ -26,10 +27,16 @@ class Deal:
         return self.pixels[image.key]
 
 
-def deal_waves(batches: Sequence[Batch], num_ranks: int, load_pixels: LoadPixels) -> Iterator[list[Deal]]:
-    """Yield waves of one micro-batch per rank, the most expensive first; pixels are loaded wave by wave."""
+def deal_waves(
+    batches: Sequence[Batch], num_ranks: int, load_pixels: LoadPixels, check_cancelled: CheckCancelled
+) -> Iterator[list[Deal]]:
+    """Yield waves of one micro-batch per rank, the most expensive first; pixels are loaded wave by wave.
+
+    `check_cancelled` is called before each wave.
+    """
     order = sorted(range(len(batches)), key=lambda index: -estimate_cost(batches[index]))
     for start in range(0, len(order), num_ranks):
+        check_cancelled()
         wave = [
             Deal(index=index, batch=batches[index], pixels={image.key: load_pixels(image) for image in images})
             for index in order[start : start + num_ranks]

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, distributed
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 
 from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.ledger import ImageRef, Ledger
@@ -22,6 +22,7 @@ from saccade.models.backbone import Backbone
 from saccade.training.distributed.dealing import Deal
 from saccade.training.distributed.sharding import shard_backbone
 from saccade.training.optimizer import STATE_FOLDER, Optimizer
+from saccade.training.reference import get_trainable_parameters, load_initial_backbone
 from saccade.training.train_step import LossFn, MicroBatchResult, accumulate_gradients, forward
 
 
@@ -32,6 +33,7 @@ class Worker:
         self._mesh, self._group = mesh, control_group
         self.backbone: Backbone
         self.optimizer: Optimizer
+        self._reference: list[tuple[Tensor, Tensor]] = []  # this rank's part of each weight, and the other policy's
 
     def load_model(self, settings: ModelConfig) -> Backbone:
         """Load the model on every rank and divide it."""
@@ -76,13 +78,13 @@ class Worker:
         return self._gather(results)
 
     @torch.no_grad()
-    def compute_logprobs(self, deals: Iterable[Deal], temperature: float) -> list[tuple[int, Tensor]]:
+    def compute_logprobs(self, deals: Iterable[Deal], temperature: float) -> list[tuple[int, np.ndarray]]:
         """Return the logprobs of the trained tokens of each micro-batch, with its index."""
         results = []
         for deal in deals:
             logp_N, _ = forward(self.backbone, deal.batch, load_pixels=deal.load_pixels, temperature=temperature)
             if deal.index is not None:
-                results.append((deal.index, logp_N.cpu()))
+                results.append((deal.index, logp_N.cpu().numpy()))
         return self._gather(results)
 
     @torch.no_grad()
@@ -93,6 +95,27 @@ class Worker:
             return pixels[image.key]
 
         return self.backbone.compute_token_logprobs(ledger, tokens, load_pixels)
+
+    def create_reference(self, folder: str | None, reference_device: str) -> None:
+        """Create the reference policy from a folder's weights, or from the current ones (None)."""
+        initial = self.backbone
+        if folder is not None:
+            initial = load_initial_backbone(self.backbone, folder)
+            shard_backbone(initial, self._mesh)
+        device = torch.device("cpu") if reference_device == "cpu" else self.backbone.device
+        weights = _get_trainable_parts(initial)
+        self._reference = [
+            (part, weights[name].detach().to(device, copy=True))
+            for name, part in _get_trainable_parts(self.backbone).items()
+        ]
+
+    @torch.no_grad()
+    def swap_reference(self) -> None:
+        """Exchange the current weights and the reference's; the next call restores both."""
+        for part, other in self._reference:
+            current = part.clone()
+            part.copy_(other)  # in place: FSDP2 gathers from this memory
+            other.copy_(current)
 
     def update_weights(self) -> float:
         """Take one optimizer step; return the norm of the gradient over all ranks."""
@@ -138,8 +161,7 @@ class Worker:
         return sorted((result for part in gathered or [] for result in part), key=lambda pair: pair[0])
 
 
-def free_gathered_weights(backbone: Backbone) -> None:
-    """Free the whole weights that a forward pass without a backward pass has left."""
-    for module in backbone.policy.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+def _get_trainable_parts(backbone: Backbone) -> dict[str, Tensor]:
+    """Return this rank's part of each trainable weight by name."""
+    parameters: dict[str, Any] = get_trainable_parameters(backbone)
+    return {name: parameter.to_local() for name, parameter in parameters.items()}

@@ -1,0 +1,181 @@
+"""Trainings that one process and several do alike.
+
+A script under torchrun, `divided_cases.py ACTION WORK OUT`, runs one of ACTIONS with the `workspace.pickle` in WORK.
+"""
+
+import json
+import pickle
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import distributed
+
+from saccade.config.schema import ModelConfig
+from saccade.errors import MediaError, RunError
+from saccade.runs import pipeline
+from saccade.training import checkpoint, rl
+from saccade.training.distributed.backbone import DividedBackbone, create_optimizer
+from saccade.training.distributed.launch import join_training_processes
+from saccade.training.policy_update import update_policy
+from saccade.training.train_step import pack_samples, train_step
+
+STEPS = 5
+ADAMW = ("sft.optim.name=adamw", "rl.optim.name=adamw", "sft.optim.lr=1e-4", "rl.optim.lr=1e-4")
+# One row per micro-batch: they outnumber the ranks, and their number isn't always a multiple.
+SMALL_ROWS = ("sft.pack_length=64", "sft.micro_batch_size=1", "rl.pack_length=64", "rl.micro_batch_size=1")
+SFT = (f"sft.steps={STEPS}", f"sft.save_every={STEPS}", "sft.tokens_per_step=300")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training, and how far several processes may be from one, relatively."""
+
+    stage: str
+    overrides: tuple[str, ...]
+    tolerance: float = 1e-5
+    model: str = "model"
+
+
+CASES = {
+    "sft tied": Case("sft", ADAMW),
+    "sft untied": Case("sft", ADAMW, model="untied"),
+    "sft frozen tower": Case(
+        "sft", (*ADAMW, "model.trained_weights=language_model", "model.activation_checkpointing=true")
+    ),
+    "sft lora": Case("sft", (*ADAMW, "model.lora_rank=2")),
+    # Newton-Schulz iterates in bfloat16, which makes rounding differences of a gradient visible.
+    "sft muon": Case("sft", ("sft.optim.name=muon", "sft.optim.lr=1e-4"), 1e-3),
+    "sft bfloat16": Case("sft", (*ADAMW, "model.dtype=bfloat16"), 5e-2),
+    "rl": Case("rl", (*ADAMW, "rl.mini_batches=2")),
+    "rl kl": Case("rl", (*ADAMW, "rl.kl.loss_coef=0.5", "rl.epochs_per_batch=2")),
+    "rl kl lora": Case("rl", (*ADAMW, "rl.kl.reward_coef=0.5", "model.lora_rank=2")),
+}
+
+
+def load_components(workspace, case: Case, weights: Path | None = None):
+    recipe = workspace.load_recipe(*SFT, *SMALL_ROWS, *case.overrides)
+    return pipeline.load_training_components(recipe, weights or workspace.root / case.model)
+
+
+def train(workspace, case: Case, folder: Path, batches_of_samples=()) -> dict:
+    """Train; return the metrics of each step and the numbers of micro-batches."""
+    components, counts = load_components(workspace, case), []
+    backbone = components.backbone
+    if isinstance(backbone, DividedBackbone):
+        accumulate = backbone.accumulate_gradients
+        backbone.accumulate_gradients = lambda batches, *args, **kwargs: (
+            counts.append(len(batches)) or accumulate(batches, *args, **kwargs)
+        )
+    rows = (
+        workspace.run_sft(components, folder)
+        if case.stage == "sft"
+        else update_repeatedly(components, folder, batches_of_samples)
+    )
+    backbone.save(folder / "final")
+    return {"rows": rows, "counts": counts}
+
+
+def update_repeatedly(components, folder, batches_of_samples):
+    """Update the policy on each batch of samples in turn; return the metrics."""
+    settings = components.recipe.rl
+    optimizer = create_optimizer(components.backbone, settings.optim, len(batches_of_samples))
+    state = rl.load_trainer_state(components, None, optimizer)
+    reference, rows = rl.load_reference(components, state), []
+    for step, samples in enumerate(batches_of_samples):
+        optimizer.start_step(step)
+        rows.append(update_policy(components, samples[step:], settings, optimizer, reference).as_metrics())
+    return rows
+
+
+def read_weights(folder: Path):
+    return {name: value.float() for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
+
+
+RESUMED = Case("sft", (*ADAMW, "sft.steps=6", "sft.save_every=2", "sft.checkpoints.last=9"))
+
+
+def continue_training(workspace, folder: Path, kill_at: int = 0) -> list[dict]:
+    """Train from the newest checkpoint of a folder, if it has one, to the end or to a kill; return the metrics."""
+    newest = checkpoint.find_newest_checkpoint(folder)
+    components = load_components(workspace, RESUMED, newest and newest.folder)
+    return workspace.run_sft(components, folder, kill_at=kill_at)
+
+
+def run_cases(workspace, samples, out: Path) -> None:
+    """Train all cases; then train one with an interruption and one without."""
+    for name, case in CASES.items():
+        result = train(workspace, case, out / name, samples)
+        (out / name / "result.json").write_text(json.dumps(result))
+    continue_training(workspace, out / "whole")
+    continue_training(workspace, out / "resumed", kill_at=3)
+    continue_training(workspace, out / "resumed")
+    abort_an_order(workspace, samples, out)
+
+
+def abort_an_order(workspace, samples, out: Path) -> None:
+    """Fail on rank 0 while it prepares a wave, then update the policy: the other ranks must drop the order."""
+    case = CASES["rl"]
+    components = load_components(workspace, case)
+    load_pixels, calls = components.media.load_pixels, []
+
+    def fail(image):
+        calls.append(image)
+        if len(calls) == 3:
+            raise MediaError("no such file", key="pixels")
+        return load_pixels(image)
+
+    components.media.load_pixels = fail
+    try:
+        update_repeatedly(components, out, samples[:1])
+    except MediaError as error:
+        components.media.load_pixels = load_pixels
+        rows = update_repeatedly(components, out, samples[:1])
+        (out / "aborted.json").write_text(json.dumps({"key": error.key, "rows": rows}))
+
+
+def continue_once(workspace, samples, out: Path) -> None:
+    """Train two more steps."""
+    newest = checkpoint.find_newest_checkpoint(out)
+    step = newest.step if newest else 0
+    continue_training(workspace, out, kill_at=step + 3 if step < 4 else 0)
+
+
+class FailOnRankOne:
+    """A loss that only rank 1 can't compute."""
+
+    def __call__(self, batch, logp_N):
+        if distributed.get_rank() == 1:
+            raise ValueError("a loss that fails\nin two lines")
+        return logp_N.sum(), {}
+
+
+def fail_on_rank_one(workspace, samples, out: Path) -> None:
+    """Write the error that rank 0 raises when another rank fails, and what the next call raises."""
+    components, errors = load_components(workspace, CASES["sft tied"]), []
+    settings = components.recipe.sft
+    batches = pack_samples(components.backbone, samples[0], settings)
+    optimizer = create_optimizer(components.backbone, settings.optim, 1)
+    for _ in range(2):
+        try:
+            train_step(
+                components.backbone, optimizer, batches, FailOnRankOne(), load_pixels=components.media.load_pixels
+            )
+        except RunError as error:
+            errors.append(str(error))
+    (out / "errors.json").write_text(json.dumps(errors))
+
+
+ACTIONS = {"cases": run_cases, "continue": continue_once, "fail": fail_on_rank_one}
+
+
+def main(action: str, work: Path, out: Path) -> None:
+    with join_training_processes(ModelConfig(process_timeout=120)) as is_leader:
+        if is_leader:
+            workspace, samples = pickle.loads((work / "workspace.pickle").read_bytes())
+            ACTIONS[action](workspace, samples, out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

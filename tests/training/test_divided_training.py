@@ -1,0 +1,147 @@
+"""Several processes that divide a model train like one: losses, gradient norms and weights agree."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import divided_cases
+import pytest
+import torch
+from divided_cases import CASES
+from training_cases import alternate, with_reward
+
+from saccade import models
+from saccade.models.tiny import make_tiny_model
+from saccade.training import rl
+
+COMPARED = ("loss", "grad_norm", "entropy", "packed_tokens", "trained_tokens", "kl")
+
+
+def run_processes(action, work, out, *, num_processes=2, returncode=0):
+    """Run an action of `divided_cases` in several processes through torchrun; return their stderr."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
+    source = str(Path(models.__file__).parents[2])
+    done = subprocess.run(
+        [*command, divided_cases.__file__, action, str(work), str(out)],
+        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == returncode, done.stdout + done.stderr
+    return done.stderr
+
+
+def record_samples(workspace, monkeypatch, folder):
+    """Run RL in this process; return the samples of each of its steps."""
+    recorded, update = [], rl.run_policy_update
+
+    async def record(components, samples, *args):
+        recorded.append(samples)
+        return await update(components, samples, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rl, "run_policy_update", record)
+        components = with_reward(workspace.load_components(f"rl.steps={divided_cases.STEPS}"), alternate)
+        workspace.run_rl(components, folder)
+    return recorded
+
+
+@pytest.fixture(scope="module")
+def prepared(workspace, tmp_path_factory):
+    """The workspace, samples of RL and the folder of what two processes trained."""
+    work = tmp_path_factory.mktemp("divided")
+    make_tiny_model(str(workspace.root / "untied"), hidden_size=64, num_layers=2, tie_word_embeddings=False)
+    samples = record_samples(workspace, pytest.MonkeyPatch(), work / "rl")
+    (work / "workspace.pickle").write_bytes(pickle.dumps((workspace, samples)))
+    return workspace, samples, work
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.soak)])
+def trained(request, prepared, tmp_path_factory):
+    """What that many processes trained."""
+    workspace, samples, work = prepared
+    out = tmp_path_factory.mktemp("out")
+    run_processes("cases", work, out, num_processes=request.param)
+    return workspace, samples, out, request.param
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_several_processes_train_like_one(trained, tmp_path, name):
+    workspace, samples, out, num_processes = trained
+    case = CASES[name]
+    expected = divided_cases.train(workspace, case, tmp_path, samples)["rows"]
+    result = json.loads((out / name / "result.json").read_text())
+    assert len(result["rows"]) == len(expected) == divided_cases.STEPS
+    for row, expected_row in zip(result["rows"], expected, strict=True):
+        for metric in COMPARED:
+            if metric in expected_row:
+                assert row[metric] == pytest.approx(expected_row[metric], rel=case.tolerance, abs=1e-7), metric
+    if "kl" in expected[-1]:
+        assert expected[0]["kl"] < 1e-6 < expected[-1]["kl"]  # the reference isn't the current policy
+    ours, theirs = (divided_cases.read_weights(folder / "final") for folder in (tmp_path, out / name))
+    assert ours.keys() == theirs.keys()
+    distance = torch.stack([(ours[key] - theirs[key]).norm() for key in ours]).norm()
+    assert distance <= 10 * case.tolerance * torch.stack([value.norm() for value in ours.values()]).norm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["sft", "rl"])
+def test_ranks_have_different_numbers_of_micro_batches(trained, stage):
+    *_, out, num_processes = trained
+    counts = [
+        count
+        for name in CASES
+        if name.startswith(stage)
+        for count in json.loads((out / name / "result.json").read_text())["counts"]
+    ]
+    assert max(counts) > num_processes
+    assert any(count % num_processes for count in counts)  # the last ranks had an empty one, without images
+
+
+@pytest.mark.slow
+def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(trained):
+    *_, out, _ = trained
+    whole, resumed = (read_checkpoint(out / name / "step-000006") for name in ("whole", "resumed"))
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+@pytest.mark.slow
+def test_an_order_that_rank_0_aborts_leaves_the_others_ready(trained):
+    *_, out, _ = trained
+    aborted = json.loads((out / "aborted.json").read_text())
+    result = json.loads((out / "rl" / "result.json").read_text())
+    assert aborted["key"] == "pixels"
+    for metric in COMPARED[:2]:
+        assert aborted["rows"][0][metric] == pytest.approx(result["rows"][0][metric], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_failure_of_another_rank_is_one_sentence_on_rank_0(prepared, tmp_path):
+    *_, work = prepared
+    run_processes("fail", work, tmp_path, returncode=1)
+    first, second = json.loads((tmp_path / "errors.json").read_text())
+    assert "rank 1" in first and "a loss that fails" in first and "\n" not in first
+    assert "rank" in second and "\n" not in second
+
+
+@pytest.mark.soak
+def test_a_checkpoint_is_divided_anew_among_other_numbers_of_processes(prepared, tmp_path):
+    workspace, _, work = prepared
+    for num_processes in (2, 1, 4):
+        run_processes("continue", work, tmp_path / "divided", num_processes=num_processes)
+    divided_cases.continue_training(workspace, tmp_path / "alone")
+    ours, theirs = (read_checkpoint(tmp_path / name / "step-000006") for name in ("alone", "divided"))
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+        assert (value - theirs[key]).norm() <= 1e-4 * max(1.0, float(value.norm())), key
+
+
+def read_checkpoint(folder):
+    """Return the weights of a checkpoint; those of several processes from their parts."""
+    return divided_cases.read_weights(folder)
