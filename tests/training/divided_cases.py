@@ -50,7 +50,7 @@ CASES = {
     "sft bfloat16": Case("sft", (*ADAMW, "model.dtype=bfloat16"), 5e-2),
     "rl": Case("rl", (*ADAMW, "rl.mini_batches=2")),
     "rl kl": Case("rl", (*ADAMW, "rl.kl.loss_coef=0.5", "rl.epochs_per_batch=2")),
-    "rl kl lora": Case("rl", (*ADAMW, "rl.kl.reward_coef=0.5", "model.lora_rank=2")),
+    "rl kl lora": Case("rl", (*ADAMW, "rl.optim.lr=1e-3", "rl.kl.reward_coef=0.5", "model.lora_rank=2")),
 }
 
 

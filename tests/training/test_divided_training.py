@@ -72,7 +72,7 @@ def trained(request, prepared, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_several_processes_train_like_one(trained, tmp_path, name):
-    workspace, samples, out, num_processes = trained
+    workspace, samples, out, _ = trained
     case = CASES[name]
     expected = divided_cases.train(workspace, case, tmp_path, samples)["rows"]
     result = json.loads((out / name / "result.json").read_text())
@@ -82,7 +82,7 @@ def test_several_processes_train_like_one(trained, tmp_path, name):
             if metric in expected_row:
                 assert row[metric] == pytest.approx(expected_row[metric], rel=case.tolerance, abs=1e-7), metric
     if "kl" in expected[-1]:
-        assert expected[0]["kl"] < 1e-6 < expected[-1]["kl"]  # the reference isn't the current policy
+        assert expected[-1]["kl"] > 1e-6  # the reference isn't the current policy
     ours, theirs = (divided_cases.read_weights(folder / "final") for folder in (tmp_path, out / name))
     assert ours.keys() == theirs.keys()
     distance = torch.stack([(ours[key] - theirs[key]).norm() for key in ours]).norm()
@@ -106,7 +106,7 @@ def test_ranks_have_different_numbers_of_micro_batches(trained, stage):
 @pytest.mark.slow
 def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(trained):
     *_, out, _ = trained
-    whole, resumed = (read_checkpoint(out / name / "step-000006") for name in ("whole", "resumed"))
+    whole, resumed = (divided_cases.read_weights(out / name / "step-000006") for name in ("whole", "resumed"))
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
 
@@ -126,8 +126,10 @@ def test_a_failure_of_another_rank_is_one_sentence_on_rank_0(prepared, tmp_path)
     *_, work = prepared
     run_processes("fail", work, tmp_path, returncode=1)
     first, second = json.loads((tmp_path / "errors.json").read_text())
-    assert "rank 1" in first and "a loss that fails" in first and "\n" not in first
-    assert "rank" in second and "\n" not in second
+    assert "rank 1" in first
+    assert "a loss that fails" in first
+    assert "rank" in second
+    assert "\n" not in first + second
 
 
 @pytest.mark.soak
@@ -136,12 +138,7 @@ def test_a_checkpoint_is_divided_anew_among_other_numbers_of_processes(prepared,
     for num_processes in (2, 1, 4):
         run_processes("continue", work, tmp_path / "divided", num_processes=num_processes)
     divided_cases.continue_training(workspace, tmp_path / "alone")
-    ours, theirs = (read_checkpoint(tmp_path / name / "step-000006") for name in ("alone", "divided"))
+    ours, theirs = (divided_cases.read_weights(tmp_path / name / "step-000006") for name in ("alone", "divided"))
     assert ours.keys() == theirs.keys()
     for key, value in ours.items():
         assert (value - theirs[key]).norm() <= 1e-4 * max(1.0, float(value.norm())), key
-
-
-def read_checkpoint(folder):
-    """Return the weights of a checkpoint; those of several processes from their parts."""
-    return divided_cases.read_weights(folder)

@@ -12,6 +12,7 @@ killed closes its connections too; one that hangs ends the operation after the t
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -97,6 +98,10 @@ class Conductor:
                 if own is not None and own.is_aborted:
                     self._is_broken = False
 
+    def abandon(self) -> None:
+        """Refuse all later calls, because other ranks are gone."""
+        self._is_broken = True
+
     def stop(self) -> None:
         """End the other ranks."""
         with self._lock, contextlib.suppress(RuntimeError):
@@ -110,10 +115,10 @@ class Conductor:
     def _explain(self, error: RuntimeError) -> RunError:
         """Return the failure of another rank that ended a collective operation, or else this rank's error."""
         with contextlib.suppress(RuntimeError):
-            self._store.wait([_FAILURE_KEY], timedelta(seconds=_FAILURE_SECONDS))
-            reason = self._store.get(_FAILURE_KEY).decode()
-            self._store.set(_RECEIVED_KEY, "")
-            return RunError(f"{reason}; resume the training with --resume")
+            if _has_key(self._store, _FAILURE_KEY):
+                reason = self._store.get(_FAILURE_KEY).decode()
+                self._store.set(_RECEIVED_KEY, "")
+                return RunError(f"{reason}; resume the training with --resume")
         return RunError(
             f"rank 0 or its connection to another rank failed: {_shorten(error)}; resume the training with --resume"
         )
@@ -140,8 +145,16 @@ def follow(worker: Any, group: Any, store: Store) -> None:
             with contextlib.suppress(RuntimeError):
                 store.set(_FAILURE_KEY, str(error))
                 distributed.destroy_process_group()  # closes the connections, which ends the others' operations
-                store.wait([_RECEIVED_KEY], timedelta(seconds=_FAILURE_SECONDS))
+                _has_key(store, _RECEIVED_KEY)
             raise
+
+
+def _has_key(store: Store, key: str) -> bool:
+    """Return whether the store holds a key, or receives it within `_FAILURE_SECONDS`."""
+    deadline = time.monotonic() + _FAILURE_SECONDS
+    while not (is_set := store.check([key])) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return is_set
 
 
 def _shorten(error: RuntimeError) -> str:

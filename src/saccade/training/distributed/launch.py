@@ -1,6 +1,7 @@
 """Start training processes: `--nproc` through torchrun's API, and what each process does when it has started."""
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -86,6 +87,8 @@ def _create_mesh(device_type: str) -> DeviceMesh:
 
 def _raise_stopped(signal_number: int, frame: FrameType | None) -> None:
     """Raise, when torchrun ends this process because another rank is lost, or when the job is stopped."""
+    if _conductor is not None:
+        _conductor.abandon()
     raise RunError("another rank of this training was lost, or the job was stopped (SIGTERM); resume it with --resume")
 
 
@@ -105,6 +108,9 @@ def launch_processes(num_processes: int) -> None:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
     )
+    # Rank 0 prints the reason of a failure; torch's logs of the same would follow it.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         elastic_launch(config, sys.executable)("-m", "saccade", *sys.argv[1:])
     except ChildFailedError as error:  # rank 0 has printed the reason

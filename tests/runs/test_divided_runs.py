@@ -1,0 +1,111 @@
+"""`saccade sft` and `saccade train` in several processes: through `--nproc` and through torchrun."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import fail
+from polling import block_until
+
+import saccade
+from saccade.config.load import load_recipe
+from saccade.errors import RunError
+from saccade.runs import pipeline
+from saccade.training.checkpoint import find_newest_checkpoint
+
+SMALL = [
+    "model.num_threads=1",
+    "sft.tokens_per_step=600",
+    "sft.optim.warmup_steps=1",
+    "rl.prompts_per_step=2",
+    "rl.group_size=2",
+    "sampling.max_tokens=16",
+]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "saccade"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a dataset and a tiny model."""
+    root = tmp_path_factory.mktemp("processes")
+    overrides = ["synthetic={train: 3, validation: 1, test: 1, clip_seconds: 16, events: [1, 2], frame_size: 32}"]
+    recipe = load_recipe("tiny/para_grpo", overrides)
+    pipeline.generate_data(root / "data", recipe, on_progress=lambda *_: None)
+    pipeline.create_tiny_model(root / "model", recipe, demonstrations=root / "data/train/demonstrations.jsonl")
+    return root
+
+
+def start(program, folder, *arguments):
+    source = str(Path(saccade.__file__).parents[1])
+    return subprocess.Popen(
+        [*program, *map(str, arguments), *SMALL],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process, returncode=0):
+    """Wait for a command; return its stderr."""
+    try:
+        stdout, stderr = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == returncode, stdout + stderr
+    return stderr
+
+
+def read_steps(run, stage):
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [row["step"] for row in rows if row["stage"] == stage]
+
+
+@pytest.mark.slow
+def test_rl_samples_from_the_divided_weights(folder):
+    model = ("--model", folder / "model", "--data", folder / "data", "--out", folder / "rl")
+    finish(start(TORCHRUN, folder, "train", "tiny/para_grpo", *model, "rl.steps=2", "rl.save_every=1"))
+    assert read_steps(folder / "rl", "rl") == [1, 2]
+    rows = [json.loads(line) for line in (folder / "rl" / "metrics.jsonl").read_text().splitlines()]
+    # The engine's copy has the weights of the version: the trainer finds the logprobs that the engine reported.
+    updated = [row for row in rows if row.get("updates")]
+    assert all(row["engine_trainer_logprob_diff_max"] < 1e-3 for row in updated)
+    assert find_newest_checkpoint(folder / "rl" / "rl").step == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the rank in /proc")
+def test_a_killed_rank_ends_the_job_with_one_sentence(folder):
+    program = [sys.executable, "-m", "saccade"]
+    model = ("--model", folder / "model", "--data", folder / "data", "--out", folder / "sft", "--nproc", 2)
+    process = start(program, folder, "sft", "tiny/para_grpo", *model, "sft.steps=5000", "sft.save_every=2")
+    saved = folder / "sft" / "sft"
+    block_until(lambda: find_newest_checkpoint(saved) is not None or process.poll() is not None)
+    os.kill(find_rank(process.pid, 1), signal.SIGKILL)
+    stderr = finish(process, returncode=1)
+    last_line = stderr.strip().splitlines()[-1]
+    assert "Traceback" not in stderr
+    assert "rank" in last_line
+    assert "--resume" in last_line
+    newest = find_newest_checkpoint(saved)
+    assert read_steps(folder / "sft", "sft")[: newest.step] == list(range(1, newest.step + 1))
+    arguments = ("sft", "tiny/para_grpo", *model[:-2], "sft.steps=5000", "sft.save_every=2", *SMALL, "--resume")
+    assert "--nproc" in fail(RunError, *arguments, key=newest.folder)
+
+
+def find_rank(parent, rank):
+    """Return the process id of a rank that a process has started."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                status, environment = (folder / "stat").read_text(), (folder / "environ").read_bytes()
+            except OSError:
+                continue
+            if int(status.rpartition(")")[2].split()[1]) == parent and f"\0RANK={rank}\0".encode() in environment:
+                return int(folder.name)
+    raise AssertionError(f"no process of rank {rank}")
