@@ -33,6 +33,7 @@ RESUMABLE_KEYS = (
     "alarms",
     "model.num_threads",
     "model.activation_checkpointing",
+    "model.process_timeout",
     *(
         f"{stage}.{key}"
         for stage in ("sft", "rl")
