@@ -221,7 +221,7 @@ def test_only_adapters_are_trained(folder):
     assert all(".language_model." in name and ".lora_" in name for name in names)
     frozen = {name: p.detach().clone() for name, p in backbone.model.named_parameters() if name not in names}
     optimizer = update(backbone)
-    assert sum(len(group["params"]) for part in optimizer._optimizers for group in part.param_groups) == len(names)
+    assert sum(len(group["params"]) for part in optimizer.optimizers for group in part.param_groups) == len(names)
     assert all(torch.equal(p, frozen[name]) for name, p in backbone.model.named_parameters() if name in frozen)
     assert (logprobs(plain) - logprobs(backbone)).abs().max() > 1e-2
 
