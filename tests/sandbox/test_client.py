@@ -442,7 +442,7 @@ def test_workers_have_separate_offsets_and_flags_for_an_image(server):
 
 def test_workers_cannot_signal_each_other_by_locks_or_flags(any_server):
     """Locks on shared files and flags of shared descriptors could carry answers from one episode to another."""
-    mark = "import fcntl, os; f = open(np.__file__); fcntl.flock(f, fcntl.LOCK_EX); fcntl.lockf(f, fcntl.LOCK_SH); fcntl.fcntl(0, fcntl.F_SETFL, os.O_NONBLOCK)"
+    mark = "import fcntl, os; f = open(np.__file__); fcntl.flock(f, fcntl.LOCK_EX); fcntl.lockf(f, fcntl.LOCK_SH); os.set_blocking(0, False)"
     look = "import fcntl, os, struct; f = open(np.__file__); fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB); asked = struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)\n"
     look += "print(fcntl.fcntl(f, fcntl.F_GETLK, asked) == asked, fcntl.fcntl(0, fcntl.F_GETFL) & os.O_NONBLOCK)"
 
@@ -713,3 +713,25 @@ def test_the_report_explains_each_layer(server):
 
 def test_failure_reasons_are_strings():
     assert FailureReason("timeout") is FailureReason.TIMEOUT
+
+
+def test_reading_a_shared_image_leaves_no_trace_for_other_episodes(server):
+    """The time of the last access is in the kernel's common record of the file; code must not clear O_NOATIME either."""
+    shared = seal_images([Image.new("RGB", (64, 64), (1, 2, 3))])
+    find = "import fcntl, os\ndef find():\n    for fd in range(4, 20):\n        if os.fstat(fd).st_size == 3 * 64 * 64: return fd"
+    read = f"{find}\nimage_clue_0.load(); os.pread(find(), 99, 0); print(bool(fcntl.fcntl(find(), 3) & os.O_NOATIME))"
+    clear = f"{find}\nfcntl.fcntl(find(), 4, 0)"
+
+    async def body():
+        async with (
+            Sandbox.open(LONG_LIMITS, images=shared, fork_server=server) as first,
+            Sandbox.open(LONG_LIMITS, images=shared, fork_server=server) as second,
+        ):
+            before = await first.run(f"{find}\nprint(os.fstat(find()).st_atime_ns)")
+            results = [await second.run(code) for code in (read, clear, read)]
+            return before, results, await first.run("print(os.fstat(find()).st_atime_ns)")
+
+    before, (reading, clearing, again), after = asyncio.run(body())
+    assert (before.error, reading.text, again.text) == (None, "True\n", "True\n")
+    assert "PermissionError" in clearing.error
+    assert after.text == before.text

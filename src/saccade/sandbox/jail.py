@@ -258,8 +258,8 @@ def enter_jail(jail: JailConfig, limits: Limits, kept_fds: Sequence[int] = ()) -
     os.chdir(work_dir)
     os.environ.update(HOME=work_dir, TMPDIR=work_dir, MPLCONFIGDIR=work_dir)
     tempfile.tempdir = work_dir
-    # A host of the same user can count unlinked files only if /proc shows them to that user. Other workers have no access
-    # to /proc there: Landlock, the only layer for files, denies it.
+    # A host of the same user can count unlinked files only if /proc shows them to that user. Other workers can't read
+    # /proc there: Landlock, the only layer for files, denies it.
     if isolation.namespaces or user_id is not None or os.geteuid() == 0:
         syscalls.disable_tracing()
     syscalls.set_no_new_privs()

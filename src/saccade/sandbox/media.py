@@ -140,9 +140,12 @@ class SealedMemory:
 
     @contextlib.contextmanager
     def open_fd(self) -> Iterator[int]:
-        """Open a separate read-only file description: workers could exchange information by a shared one's offset."""
+        """Open a read-only file description.
+
+        Workers could exchange information by the offset of a shared one, and by the time of the last access.
+        """
         with convert_errors(SandboxError, "an image can't be shared with an interpreter"):
-            fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOATIME)
         try:
             yield fd
         finally:

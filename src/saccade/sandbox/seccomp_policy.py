@@ -19,19 +19,19 @@ from saccade.errors import ConfigError
 # name, number on x86-64, number on aarch64 ("-": it has none)
 _ALLOWED = """
     read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, preadv 295 69, pwritev 296 70,
-    preadv2 327 286, pwritev2 328 287, creat 85 -, close 3 57, close_range 436 436,
+    creat 85 -, close 3 57, close_range 436 436,
     lseek 8 62, stat 4 -, fstat 5 80, lstat 6 -, newfstatat 262 79, statx 332 291, access 21 -, faccessat 269 48,
     faccessat2 439 439, getdents 78 -, getdents64 217 61, mkdir 83 -, mkdirat 258 34, rmdir 84 -, unlink 87 -,
     unlinkat 263 35, rename 82 -, renameat 264 38, renameat2 316 276, link 86 -, linkat 265 37, symlink 88 -,
-    symlinkat 266 36, readlink 89 -, readlinkat 267 78, ftruncate 77 46, fadvise64 221 223,
+    symlinkat 266 36, readlink 89 -, readlinkat 267 78, ftruncate 77 46,
     fsync 74 82, fdatasync 75 83, sync_file_range 277 84, dup 32 23, dup2 33 -, dup3 292 24, pipe 22 -,
     pipe2 293 59, getcwd 79 17, chdir 80 49, fchdir 81 50, umask 95 166, statfs 137 43, fstatfs 138 44,
     copy_file_range 326 285, sendfile 40 71,
-    mmap 9 222, mprotect 10 226, munmap 11 215, mremap 25 216, madvise 28 233, brk 12 214, mincore 27 232, msync 26 227,
+    mmap 9 222, mprotect 10 226, munmap 11 215, mremap 25 216, brk 12 214, msync 26 227,
     futex 202 98, set_robust_list 273 99, set_tid_address 218 96, rseq 334 293, sched_yield 24 124,
     sched_get_priority_max 146 125, sched_get_priority_min 147 126, getcpu 309 168, membarrier 324 283,
     arch_prctl 158 -, exit 60 93, exit_group 231 94, wait4 61 260, waitid 247 95,
-    clock_gettime 228 113, clock_getres 229 114, clock_nanosleep 230 115, nanosleep 35 101, gettimeofday 96 169,
+    nanosleep 35 101, gettimeofday 96 169,
     time 201 -, times 100 153, getitimer 36 102, setitimer 38 103, alarm 37 -,
     timerfd_create 283 85, timerfd_settime 286 86, timerfd_gettime 287 87,
     rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigpending 127 136, rt_sigtimedwait 128 137, rt_sigsuspend 130 133,
@@ -39,7 +39,7 @@ _ALLOWED = """
     poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_create 213 -, epoll_create1 291 20, epoll_ctl 233 21,
     epoll_wait 232 -, epoll_pwait 281 22, epoll_pwait2 441 441, eventfd 284 -, eventfd2 290 19,
     shutdown 48 210, getsockname 51 204, getpeername 52 205,
-    uname 63 160, sysinfo 99 179, getpid 39 172, getppid 110 173, gettid 186 178, getuid 102 174, geteuid 107 175,
+    uname 63 160, getpid 39 172, getppid 110 173, gettid 186 178, getuid 102 174, geteuid 107 175,
     getgid 104 176, getegid 108 177, getresuid 118 148, getresgid 120 150, getgroups 115 158,
     getpgrp 111 -, getrlimit 97 163, setrlimit 160 164, getrusage 98 165,
     getrandom 318 278
@@ -48,7 +48,8 @@ _IGNORED = """
     chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, fchown 93 55, lchown 94 -,
     fchownat 260 54, utime 132 -, utimes 235 -, utimensat 280 88, futimesat 261 -, setxattr 188 5, lsetxattr 189 6,
     fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, sync 162 81, syncfs 306 267,
-    mlock 149 228, mlock2 325 284, munlock 150 229, mlockall 151 230, munlockall 152 231, flock 73 32
+    mlock 149 228, mlock2 325 284, munlock 150 229, mlockall 151 230, munlockall 152 231, flock 73 32,
+    fadvise64 221 223
 """
 # fallocate would fill a disk faster than the host measures; libraries fall back to writing.
 _UNSUPPORTED = """
@@ -58,7 +59,9 @@ _UNSUPPORTED = """
 # Libraries fall back to older calls, whose arguments a filter can read.
 _NOT_IMPLEMENTED = "clone3 435 435, openat2 437 437"
 _CONDITIONAL = """
-    open 2 -, openat 257 56, ioctl 16 29, fcntl 72 25, prctl 157 167, prlimit64 302 261, kill 62 129, tgkill 234 131,
+    open 2 -, openat 257 56, preadv2 327 286, pwritev2 328 287, madvise 28 233, clock_gettime 228 113,
+    clock_getres 229 114, clock_nanosleep 230 115, ioctl 16 29, fcntl 72 25, prctl 157 167,
+    prlimit64 302 261, kill 62 129, tgkill 234 131,
     clone 56 220, socketpair 53 199, sendto 44 206, recvfrom 45 207, getsockopt 55 209, getpgid 121 155, getsid 124 156,
     capget 125 90, getpriority 140 141, get_robust_list 274 100, sched_getaffinity 204 123, sched_getparam 143 121,
     sched_getscheduler 145 120, pivot_root 155 41, mount_setattr 442 442,
@@ -67,7 +70,8 @@ _CONDITIONAL = """
 _NEWEST_NUMBER = 462  # the last number known when this list was written
 
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIO(N)CLEX
-_FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)  # DUPFD, flags, GETPIPE_SZ; no owners, no pipe sizes
+# DUPFD, flags, GETPIPE_SZ; no owners, no pipe sizes, and no F_SETFL, which could undo O_NOATIME of shared images
+_FCNTLS = (0, 1, 2, 3, 1030, 1032)
 _LOCK_COMMANDS = (5, 6, 7, 36, 37, 38)
 _SOCKET_OPTIONS = (3, 4, 7, 8, 30, 38, 39)  # type, error, sizes, listening?, protocol, domain; nothing about the peer
 _PROCESS_QUERIES = ("getpgid", "getsid", "get_robust_list", "sched_getaffinity", "sched_getparam", "sched_getscheduler")
@@ -76,6 +80,8 @@ _CLONE_THREAD = 0x00010000
 _CLONE_NEW = 0x7E020000  # every kind of namespace
 _AF_UNIX = 1
 _TMPFILE = 0x400000  # __O_TMPFILE: a file without a name, which the host couldn't count
+_MADVISE_RECLAIM = (20, 21)  # MADV_COLD, MADV_PAGEOUT
+_OTHERS_CLOCK = 0x80000000  # set in the ids of CPU clocks of processes and threads by number
 _MSG_OOB = 1  # recent kernel code with known sandbox escapes
 
 _LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
@@ -153,9 +159,18 @@ def _build_conditions(pid: int) -> dict[str, list[bytes]]:
     """Build the filters of calls that are allowed for some values of one argument."""
     refuse_out_of_band = _refuse_nonzero(_ARGUMENTS_OFFSET + 8 * 3, _MSG_OOB)
     allow = _encode_instruction(_RETURN, _ALLOW)
+    without_flags = [*_refuse_nonzero(_ARGUMENTS_OFFSET + 8 * 5, error=errno.EOPNOTSUPP), allow]
+    own_clocks = [*_refuse_nonzero(_ARGUMENTS_OFFSET, _OTHERS_CLOCK, errno.EINVAL), allow]
     return {
         "openat": [*_refuse_nonzero(_ARGUMENTS_OFFSET + 8 * 2, _TMPFILE, errno.EOPNOTSUPP), allow],
         "open": [*_refuse_nonzero(_ARGUMENTS_OFFSET + 8 * 1, _TMPFILE, errno.EOPNOTSUPP), allow],
+        # What other episodes do must not show: in the page cache (RWF_NOWAIT, reclaim) or in CPU clocks.
+        "preadv2": without_flags,
+        "pwritev2": without_flags,
+        "madvise": [*(part for advice in _MADVISE_RECLAIM for part in _refuse_value(2, advice)), allow],
+        "clock_gettime": own_clocks,
+        "clock_getres": own_clocks,
+        "clock_nanosleep": own_clocks,
         "ioctl": _allow_values(1, _IOCTLS),
         # Locks on library files are visible to all workers, so episodes could exchange information through them.
         "fcntl": [*_allow_values(1, _LOCK_COMMANDS, action=_ERRNO)[:-1], *_allow_values(1, _FCNTLS)],
