@@ -200,7 +200,7 @@ def measure(repeats: int, counts: Sequence[int] = NUM_CLUSTERS) -> Iterator[dict
                 "design": design.name,
                 "clusters": count,
                 "coverage": measure_coverage(design, count, repeats),
-                **{name: np.mean([holds(design, each) for each in intervals[name]]) for name in BASELINES},
+                **{name: np.mean([holds(design, interval) for interval in intervals[name]]) for name in BASELINES},
                 "width": _average_width(intervals["width"]),
                 "width of plain t": _average_width(intervals["plain t"]),
             }

@@ -1,25 +1,36 @@
-"""Every figure of the README's results and of the experiments page is that of a committed result file."""
+"""Every figure of the README's results and of the experiments page is that of a committed result file.
 
+docs/results/figures.json lists, for each section, its figures in order, each with its source in the section's file:
+
+    ["0.23 {-0.00, 0.46}", "TABLE | CONDITION | VARIANT | after"]       of docs/experiments/NAME/results.json
+    ["+0.06 {-0.02, +0.15}", "TABLE | CONDITION | VARIANT − OTHER | after"]   a difference, paired by seed
+    ["0.66", "other_runs/0/values/0"]                                   of docs/results/demo.json
+    ["0.41", "published: …"], ["38", "setting: …"], ["0.78", "not kept: …"]     of no run, or of one without a file
+"""
+
+import functools
 import importlib
-import itertools
 import json
+import math
 import re
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import pytest
 
-from saccade.metrics.statistics import compute_seed_interval
+from saccade.metrics.statistics import DIFFERENCE_BOUNDS, compute_interval, compute_seed_interval
 
 ROOT = Path(__file__).parents[1]
-NUMBER = r"[+-]?\d+\.\d\d"
-INTERVAL = re.compile(rf"(?<![\w.])({NUMBER})\s+([\[{{])({NUMBER}),\s+({NUMBER})[\]}}]")
-FIGURE = re.compile(rf"(?<![\w.])({NUMBER})(?!\d|\.\d)")
-VERSION = re.compile(r"(?:Python|vLLM|OpenEnv|torch|transformers) [\d.]+")
+NUMBER = r"[+-]?\d+\.\d+"
+FIGURE = re.compile(
+    rf"(?<![\w.])({NUMBER})(?:\s+[\[{{]({NUMBER}),\s+({NUMBER})[\]}}])?(?!\d|\.\d|e-)"
+    r"|(?<![\w.-])\d+(?![\w.]*\w)(?!-)"
+)
+CODE = re.compile(r"`[^`]*`|\]\([^)]*\)")  # settings and links hold no figures
+WITHOUT_FILE = ("published: ", "setting: ", "not kept: ")
+TRACES = json.loads((ROOT / "docs" / "results" / "figures.json").read_text())
 EXPERIMENTS = (ROOT / "docs" / "experiments" / "README.md").read_text()
 SECTIONS = {text.partition(":")[0]: text for text in re.split(r"^## ", EXPERIMENTS, flags=re.M)[1:]}
-# Figures without a committed file: those of a publication, and one whose values by task were not kept.
-UNSOURCED = {"anchoring": {"0.13", "0.41"}, "turns": {"+0.10 [+0.01, +0.20]"}}
 
 
 @pytest.fixture
@@ -28,79 +39,174 @@ def collect_results(monkeypatch):
     return importlib.import_module("collect_results")
 
 
+def list_figures(text):
+    """Return the figures of a text in order, with single blanks: 0.23 {-0.00, 0.46}."""
+    return [" ".join(match[0].split()) for match in FIGURE.finditer(CODE.sub(" ", text))]
+
+
+def is_value(text, value, *, can_drop_sign=True):
+    """Return whether a number of the text is the value, rounded to as many decimals; prose often drops the sign."""
+    rounded = float(f"{value:.{len(text.partition('.')[2])}f}")
+    return float(text) == (abs(rounded) if can_drop_sign and text[0] not in "+-" else rounded)
+
+
+def is_estimate(figure, values):
+    """Return whether a figure, which may have an interval, is a mean or [mean, low, high]."""
+    mean, *interval = re.findall(r"[+-]?\d+(?:\.\d+)?", figure)
+    known = [values] if isinstance(values, int | float) else values
+    pairs = zip(interval, known[1:], strict=True) if interval else ()
+    return is_value(mean, known[0]) and all(is_value(text, value, can_drop_sign=False) for text, value in pairs)
+
+
+def find_errors(text, trace, lookup):
+    """Return how a text differs from its trace: a figure without an entry, or an entry whose source has another value.
+
+    `lookup` returns the value of a figure's source, [mean, low, high] if the figure has an interval.
+    """
+    figures = list_figures(text)
+    errors = [
+        f"{figure} is not in the trace, which has {entry}"
+        for figure, (entry, _) in zip(figures, trace, strict=False)
+        if figure != entry
+    ]
+    errors += [f"{len(figures)} figures, {len(trace)} in the trace"] if len(figures) != len(trace) else []
+    for figure, source in trace:
+        if not source.startswith(WITHOUT_FILE) and not is_estimate(figure, lookup(source, figure)):
+            errors.append(f"{figure} is not {source}")
+    return errors
+
+
+# ---- the README ----------------------------------------------------------------------------------------------------
+
+
 def load_demo():
     return json.loads((ROOT / "docs" / "results" / "demo.json").read_text())
 
 
-def find_unsourced_in_readme(text, demo, table):
-    """Return the figures of the README that the results of the demo don't hold."""
-    values = [value for run in demo["other_runs"] for figures in run["values"] for value in figures]
-    gains = [gain for gain, *_ in demo["rows"]["gain of RL, sampled, paired"]]
-    greedy = zip(demo["rows"]["after SFT, greedy"], demo["rows"]["after RL, greedy"], strict=True)
-    values += [*gains, median(after[0] - before[0] for before, after in greedy)]
-    known = {f"{value:.2f}" for value in values}
-    return [figure for figure in FIGURE.findall(VERSION.sub("", text.replace(table, ""))) if figure not in known]
+def look_up_demo(source, figure):
+    demo = load_demo()
+    if source == "median gain of RL, greedy":
+        greedy = zip(demo["rows"]["after SFT, greedy"], demo["rows"]["after RL, greedy"], strict=True)
+        return median(after[0] - before[0] for before, after in greedy)
+    value = demo
+    for part in source.split("/"):
+        value = value[int(part)] if isinstance(value, list) else value[part]
+    return value
+
+
+def read_results(collect_results):
+    """Return the README's results without its table, which is generated from the file."""
+    readme, table = (ROOT / "README.md").read_text(), collect_results.format_table(load_demo()["rows"])
+    assert table in readme
+    return readme.replace(table, "").partition("## Results")[2].partition("\n## ")[0]
 
 
 def test_figures_of_the_readme(collect_results):
-    readme, demo = (ROOT / "README.md").read_text(), load_demo()
-    table = collect_results.format_table(demo["rows"])
-    assert table in readme
-    assert f"{demo['tasks']} held-out questions about {demo['clips']}" in " ".join(readme.split())
-    assert find_unsourced_in_readme(readme, demo, table) == []
-    assert find_unsourced_in_readme(readme + "\nIt gains 0.31.", demo, table) == ["0.31"]
+    assert find_errors(read_results(collect_results), TRACES["README.md"], look_up_demo) == []
 
 
-def list_estimates(tables):
-    """Yield every estimate of an ablation, and the differences between its variants over seeds."""
-    for row in tables:
-        yield from (estimate for estimate in row.values() if isinstance(estimate, dict))
-    for first, second in itertools.permutations(tables, 2):
-        names = ("table", "condition", "slice")
-        if all(first.get(name) == second.get(name) for name in names) and first["after"] and second["after"]:
-            pairs = zip(first["after"]["seed_means"], second["after"]["seed_means"], strict=False)
-            deltas = [one - other for one, other in pairs]
-            mean = sum(deltas) / len(deltas)
-            yield {"mean": mean, "seed_interval": compute_seed_interval(deltas), "seed_means": deltas}
+# ---- the experiments -----------------------------------------------------------------------------------------------
 
 
-def find_unsourced(text, estimates):
-    """Return the intervals and figures of a section that belong to no estimate."""
-    intervals, means = set(), set()
-    for estimate in estimates:
-        means |= {abs(round(value, 2)) for value in (estimate["mean"], *estimate["seed_means"])}
+@functools.cache
+def load_results(name):
+    return json.loads((ROOT / "docs" / "experiments" / name / "results.json").read_text())
+
+
+def look_up_experiment(name, source, figure):
+    results = load_results(name)
+    if source == "seeds":
+        return results["ablation"]["seeds"]
+    if source == "tasks of a seed":
+        # Some tables are of a part of the tasks.
+        estimates = [row["after"] for row in results["tables"] if row["after"]]
+        return max(estimate["num_tasks"] / len(estimate["seed_means"]) for estimate in estimates)
+    table, condition, variant, *rest = source.split(" | ")
+    seed = int(rest.pop().removeprefix("seed ")) if rest[-1].startswith("seed ") else None
+    column = rest.pop()
+    names = variant.split(" − ")
+    estimates = [
+        row[column]
+        for variant_name in names
+        for row in results["tables"]
+        if (row["table"], row["condition"], row["variant"], [row[key] for key in ("slice",) if key in row])
+        == (table, condition, variant_name, rest)
+    ]
+    assert len(estimates) == len(names), f"{name}: {source} is {len(estimates)} rows"
+    means = [estimate["seed_means"] for estimate in estimates]
+    if seed is not None:
+        return means[0][seed]
+    if len(means) == 2:
+        deltas = [first - second for first, second in zip(*means, strict=True)]
+        mean, by_seed, over_clips = fmean(deltas), compute_seed_interval(deltas), None
+    else:
         # The interval over clips of present runs was one over tasks in those of older versions.
-        of_clips = estimate.get("clip_interval") or estimate.get("task_interval")
-        for bracket, bounds in (("[", of_clips), ("{", estimate.get("seed_interval"))):
-            if bounds:
-                intervals.add((abs(round(estimate["mean"], 2)), bracket, *(round(bound, 2) for bound in bounds)))
-    unsourced = []
-    for match in INTERVAL.finditer(text):
-        mean, bracket, *bounds = match.groups()
-        if (abs(float(mean)), bracket, *map(float, bounds)) not in intervals:  # "0.01 lower" has no sign
-            unsourced.append(" ".join(match[0].split()))
-    rest = INTERVAL.sub("", text)
-    return unsourced + [figure for figure in FIGURE.findall(rest) if abs(float(figure)) not in means]
+        (estimate,) = estimates
+        over_clips = estimate.get("clip_interval") or estimate.get("task_interval")
+        mean, by_seed = estimate["mean"], estimate.get("seed_interval")
+    interval = by_seed if "{" in figure else over_clips if "[" in figure else ()
+    scale = 100 if figure.isdecimal() and "Share" in table else 1  # a percentage
+    return [scale * mean, *interval]
 
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_figures_of_experiments(name):
-    results = json.loads((ROOT / "docs" / "experiments" / name / "results.json").read_text())
-    estimates = list(list_estimates(results["tables"]))
-    assert set(find_unsourced(SECTIONS[name], estimates)) <= UNSOURCED.get(name, set())
-    wrong = "0.31 {0.29, 0.37} and 7.77"
-    assert find_unsourced(wrong, estimates) == ["0.31 {0.29, 0.37}", "7.77"]
+    assert find_errors(SECTIONS[name], TRACES[name], functools.partial(look_up_experiment, name)) == []
 
 
 def test_every_report_has_its_section():
     assert {path.parent.name for path in ROOT.glob("docs/experiments/*/results.json")} == set(SECTIONS)
+    assert set(TRACES) == {*SECTIONS, "README.md"}
+
+
+def test_every_altered_digit_is_an_error(collect_results):
+    texts = SECTIONS | {"README.md": read_results(collect_results)}
+    for name, text in texts.items():
+        trace = TRACES[name]
+        lookup = look_up_demo if name == "README.md" else functools.partial(look_up_experiment, name)
+        hidden = CODE.sub(lambda match: " " * len(match[0]), text)
+        for match in FIGURE.finditer(hidden):
+            digits = [match.start() + i for i, character in enumerate(match[0]) if character.isdigit()]
+            for index in (digits[0], digits[-1]):
+                altered = f"{text[:index]}{(int(text[index]) + 1) % 10}{text[index + 1 :]}"
+                assert list_figures(altered) != [figure for figure, _ in trace], f"{name}: {match[0]}"
+        # An entry that is altered together with the text disagrees with its source.
+        for index, (figure, source) in enumerate(trace):
+            if not source.startswith(WITHOUT_FILE):
+                last = max(i for i, character in enumerate(figure) if character.isdigit())
+                wrong = f"{figure[:last]}{(int(figure[last]) + 1) % 10}{figure[last + 1 :]}"
+                assert not is_estimate(wrong, lookup(source, wrong)), f"{name}: entry {index} {wrong} of {source}"
+
+
+# ---- intervals -----------------------------------------------------------------------------------------------------
 
 
 def test_figures_of_the_coverage_table():
-    rows = json.loads((ROOT / "docs" / "results" / "interval_coverage.json").read_text())["rows"]
+    results = json.loads((ROOT / "docs" / "results" / "interval_coverage.json").read_text())
     text = (ROOT / "docs" / "metrics.md").read_text()
-    for row in rows:
-        clusters, *rates = row.values()
-        assert f"| {clusters} | {' | '.join(f'{rate:.2f}' for rate in rates)} |" in text
+    rows = [line for line in text.splitlines() if re.match(r"\| \d+ \|", line)]
+    assert rows == [
+        f"| {clusters} | {' | '.join(f'{rate:.2f}' for rate in rates)} |"
+        for clusters, *rates in (row.values() for row in results["rows"])
+    ]
+    for row in results["rows"]:
         assert min(row[kind] for kind in ("binary", "skewed", "difference", "rare loss")) >= 0.9
         assert row["most false alarms"] <= 0.05
+    designs = results["coverage by design"].values()
+    by_clusters = dict(zip(results["clusters"], zip(*designs, strict=True), strict=True))
+    for row in results["rows"]:
+        kinds = (row[kind] for kind in ("binary", "skewed", "difference", "rare loss"))
+        assert min(by_clusters[row["clusters"]]) == min(kinds)
+    assert f"{int(results['machine']['repeats']):,} repeats" in text
+
+
+def test_figures_of_the_text_on_intervals():
+    text = " ".join((ROOT / "docs" / "metrics.md").read_text().split())
+
+    def count_clips(gain):
+        return next(n for n in range(6, 100) if compute_interval([gain] * n, bounds=DIFFERENCE_BOUNDS)[0] > 0)
+
+    low, high = compute_interval([0.1] * 8, bounds=DIFFERENCE_BOUNDS)
+    assert f"8 clips that all gain 0.1 have an interval of {low:.2f} to {high:.2f}" in text
+    assert f"unseen in {math.floor(100 * 0.9**8)} % of such samples" in text
+    assert f"from {count_clips(0.1)} clips on for a gain of 0.1, from {count_clips(0.3)} for one of 0.3" in text
