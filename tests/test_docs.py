@@ -23,7 +23,7 @@ from saccade import plugins, testing
 from saccade.checks.estimates import PlanAssumptions
 from saccade.checks.plan import build_plan
 from saccade.cli.app import app
-from saccade.config.load import load_recipe
+from saccade.config.load import load_data_build_recipe, load_recipe
 from saccade.environments.external import load_prompt_format
 
 ROOT = Path(__file__).parents[1]
@@ -88,6 +88,8 @@ def check_yaml(text, folder):
     )
     if "tool_format:" in text:
         load_prompt_format("./block.yaml")
+    elif "data_build:" in text:
+        load_data_build_recipe(str(folder / "block.yaml"))
     else:
         good("recipes", "show", "block.yaml")
 

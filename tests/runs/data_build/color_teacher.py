@@ -51,7 +51,7 @@ def write_questions(text):
     scenes = re.findall(r"^Scene \d, from ([\d.]+) to ([\d.]+) seconds: A (\w+) screen", text, re.M)
     start, end, color = float(scenes[0][0]), float(scenes[0][1]), scenes[0][2]
     last_end = float(scenes[-1][1])
-    made = {
+    by_type = {
         "choice": {"question": f"Which color is on screen at {min(start + 1, end):g} seconds?", "answer": color},
         "open": {"question": f"What color is on screen at {max(end - 1, start):g} seconds?", "answer": color},
         "number": {
@@ -61,7 +61,7 @@ def write_questions(text):
         "grounding": {"question": f"When is the screen {color}?", "answer": [start, end]},
     }
     options = {"choice": [*COLORS]}
-    rows = [{**made[name], "answer_type": name, "options": options.get(name, [])} for name in types]
+    rows = [{**by_type[name], "answer_type": name, "options": options.get(name, [])} for name in types]
     return f"<think>I write.</think>Here they are:\n```json\n{json.dumps(rows)}\n```"
 
 
@@ -112,7 +112,7 @@ def identify(body):
 
 
 def teach(_, body):
-    """Reply as a teacher that sees and tells what the frames show."""
+    """Reply as a teacher that describes what the frames show."""
     messages, stage = body["messages"], identify(body)
     frames, text = read_frames(messages[-1]["content"])
     if stage == captions.STAGE:
