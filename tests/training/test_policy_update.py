@@ -36,24 +36,27 @@ def make_batch(sample_N, old_N, version_N=None, advantage=1.0):
 
 def test_kl_penalty_in_the_reward_by_hand():
     """k1 is 0.5 and -0.2 in one sequence and 1.0 in another: the rewards-to-go are 0.3, -0.2 and 1.0, times 0.1."""
-    batch = make_batch([4, 4, 1], [-1.0, -1.2, -0.5])
-    reference = torch.tensor([-1.5, -1.0, -1.5])
-    penalized = _apply_kl_penalty(batch, reference, KlConfig(reward_coef=0.1))
+    reference_logp_N = np.array([-1.5, -1.0, -1.5], dtype=np.float32)
+    batch = replace(make_batch([4, 4, 1], [-1.0, -1.2, -0.5]), ref_logp_N=reference_logp_N)
+    penalized = _apply_kl_penalty(batch, KlConfig(reward_coef=0.1))
     assert penalized.advantage_N.tolist() == pytest.approx([1 - 0.03, 1 + 0.02, 1 - 0.1])
     k3 = [math.exp(-0.5) + 0.5 - 1, math.exp(0.2) - 0.2 - 1, math.exp(-1.0) + 1.0 - 1]
-    penalized = _apply_kl_penalty(batch, reference, KlConfig(reward_coef=0.1, estimator="k3"))
+    penalized = _apply_kl_penalty(batch, KlConfig(reward_coef=0.1, estimator="k3"))
     expected = [1 - 0.1 * (k3[0] + k3[1]), 1 - 0.1 * k3[1], 1 - 0.1 * k3[2]]
     assert penalized.advantage_N.tolist() == pytest.approx(expected)
     assert penalized.advantage_N.dtype == np.float32
-    assert _apply_kl_penalty(batch, reference, KlConfig(loss_coef=0.1)) is batch
+    assert _apply_kl_penalty(batch, KlConfig(loss_coef=0.1)) is batch
 
 
 def test_advantages_are_whitened_over_all_tokens_after_the_kl_penalty():
     """The penalties are 0.1 * (0.3, -0.2) and 0.1 * 1.0; the three advantages 0.97, 1.02, 0.9 have a sample std."""
     batches = [make_batch([4, 4], [-1.0, -1.2]), make_batch([1], [-0.5])]
-    references = [torch.tensor([-1.5, -1.0]), torch.tensor([-1.5])]
+    references = [np.array([-1.5, -1.0], dtype=np.float32), np.array([-1.5], dtype=np.float32)]
     kl = KlConfig(reward_coef=0.1)
-    penalized = [_apply_kl_penalty(*pair, kl) for pair in zip(batches, references, strict=True)]
+    penalized = [
+        _apply_kl_penalty(replace(batch, ref_logp_N=ref_logp_N), kl)
+        for batch, ref_logp_N in zip(batches, references, strict=True)
+    ]
     white = [batch.advantage_N for batch in _whiten_advantages(penalized)]
     values = [0.97, 1.02, 0.9]
     mean, std = statistics.fmean(values), statistics.stdev(values)
