@@ -206,5 +206,10 @@ def test_the_check_offers_the_packaged_tools_that_demonstrations_call(folder):
     report = rehearse_file(folder / "zooming.jsonl")
     assert [*report.reasons_by_row] == [2]
     assert "right -1" in report.reasons_by_row[2]
+    # code reads the pixels of the crop, which the rehearsal has not decoded before
+    code = "<code>\n```python\nassert image_clue_1.size[0] > 1\n```\n</code>"
+    reading = replace(zooming, replies=(zooming.replies[0], f"<think>\nI look.</think>{code}", zooming.replies[1]))
+    write_items(folder / "reading.jsonl", [reading])
+    assert rehearse_file(folder / "reading.jsonl").reasons_by_row == {}
     write_items(folder / "tasks.jsonl", [demonstration.task])
     assert rehearse_file(folder / "tasks.jsonl") is None

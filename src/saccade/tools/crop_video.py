@@ -5,14 +5,7 @@ from typing import Annotated
 from saccade.config.schema import IntRange, NonNegativeInt, PositiveFloat
 from saccade.media.subtitles import interleave_cues
 from saccade.tools.base import ToolContext, tool
-from saccade.tools.video_window import (
-    EndTime,
-    StartTime,
-    VideoPath,
-    load_window_frames,
-    select_video,
-    select_window_subtitles,
-)
+from saccade.tools.video_window import EndTime, StartTime, VideoPath, load_window, select_video
 from saccade.types import Episode, Message, ToolResult
 from saccade.utils.templates import fill_template
 
@@ -42,12 +35,17 @@ async def crop_video(
     preceded by its time; then the question, or `default_question` if it is empty, in `prompt_template`. It also reads
     the window's subtitles, at most `max_subtitle_tokens` of them.
     """
-    ctx = select_video(video_path, ctx=ctx)
-    frames, window = await load_window_frames(
-        start_time, end_time, ctx=ctx, fps=fps, frame_range=frame_range, frame_pixels=frame_pixels
+    window = await load_window(
+        start_time,
+        end_time,
+        ctx=select_video(video_path, ctx=ctx),
+        fps=fps,
+        frame_range=frame_range,
+        frame_pixels=frame_pixels,
+        max_subtitle_tokens=max_subtitle_tokens,
     )
-    parts = interleave_cues(frames, select_window_subtitles(window, max_subtitle_tokens, ctx=ctx))
-    text = fill_prompt_template(prompt_template, window, question.strip() or default_question)
+    parts = interleave_cues(window.frames, window.cues)
+    text = fill_prompt_template(prompt_template, (window.start, window.end), question.strip() or default_question)
     child = await ctx.ask((Message(role="user", parts=(*parts, text)),))
     return ToolResult(text=child.turns[-1].reply.text.strip(), was_executed=True), child
 

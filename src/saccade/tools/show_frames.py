@@ -5,14 +5,7 @@ from typing import Annotated, Literal
 from saccade.config.schema import IntRange, NonNegativeInt, PositiveFloat, PositiveInt
 from saccade.errors import ToolError
 from saccade.tools.base import Range, ToolContext, tool
-from saccade.tools.video_window import (
-    EndTime,
-    StartTime,
-    VideoPath,
-    load_window_frames,
-    select_video,
-    select_window_subtitles,
-)
+from saccade.tools.video_window import EndTime, StartTime, VideoPath, load_window, select_video
 from saccade.types import ToolResult
 
 
@@ -43,8 +36,14 @@ async def show_frames(
     if on_overflow == "refuse" and num_frames >= max_frames + 1:
         problem = f"{num_frames:.0f} frames are asked for, and {max_frames} can be shown"
         raise ToolError(f"{problem}; take a shorter window or a lower fps")
-    frames, window = await load_window_frames(
-        start_time, end_time, ctx=ctx, fps=fps, frame_range=(1, max_frames), frame_pixels=frame_pixels
+    window = await load_window(
+        start_time,
+        end_time,
+        ctx=ctx,
+        fps=fps,
+        frame_range=(1, max_frames),
+        frame_pixels=frame_pixels,
+        max_subtitle_tokens=max_subtitle_tokens,
     )
-    text = "".join(cue.line for cue in select_window_subtitles(window, max_subtitle_tokens, ctx=ctx))
-    return ToolResult(text=text, images=tuple(frames), was_executed=True)
+    text = "".join(cue.line for cue in window.cues)
+    return ToolResult(text=text, images=tuple(window.frames), was_executed=True)

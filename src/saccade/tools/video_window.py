@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Annotated
 
@@ -38,8 +38,9 @@ def select_video(video_path: str, *, ctx: ToolContext) -> ToolContext:
         return ctx
     exact = [path for index, path in enumerate(paths) if name in (path, f"video_clue_{index}")]
     # Folders differ between machines; files of one name are distinguished by the folders that they share with the call.
-    path = exact[0] if exact else max(paths, key=lambda path: _count_common_parts(name, path))
-    if exact or _count_common_parts(name, path):
+    counts = {path: _count_common_parts(name, path) for path in paths}
+    path = exact[0] if exact else max(counts, key=lambda path: counts[path])
+    if exact or counts[path]:
         # The subtitles belong to the first video.
         return replace(ctx, video_path=path, subtitles=ctx.subtitles if path == ctx.video_path else ())
     shown = [match.rstrip(".,;") for match in _SHOWN_PATH_PATTERN.findall(ctx.question)]
@@ -55,7 +56,17 @@ def _count_common_parts(name: str, path: str) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-async def load_window_frames(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoWindow:
+    """What a window of a video shows."""
+
+    start: float  # seconds
+    end: float  # seconds
+    frames: list[ImageRef]  # in order
+    cues: list[Cue]  # subtitle lines
+
+
+async def load_window(
     start_time: float,
     end_time: float,
     *,
@@ -63,8 +74,13 @@ async def load_window_frames(
     fps: float,
     frame_range: tuple[int, int],
     frame_pixels: tuple[int, int],
-) -> tuple[list[ImageRef], tuple[float, float]]:
-    """Load the frames of a window clamped to the video; return them and that window, seconds. Raises ToolError."""
+    max_subtitle_tokens: int,
+) -> VideoWindow:
+    """Load a window of the context's video, clamped to it, with at most `max_subtitle_tokens` tokens of subtitles.
+
+    `frame_range` and `frame_pixels` are the minimum and maximum number of frames and of pixels per frame. Raises
+    ToolError without a video, and for a window that is empty or outside of the video.
+    """
     if not ctx.video_path:
         raise ToolError("there is no video to look at, only what you were shown; answer from that")
     info = await ctx.media.probe(ctx.video_path)
@@ -77,11 +93,7 @@ async def load_window_frames(
         raise ToolError(f"{window} lies outside the video, which lasts {info.duration:g} seconds")
     times = sample_window_times(start, end, fps=fps, min_frames=frame_range[0], max_frames=frame_range[1])
     budget = PixelBudget(min_pixels=frame_pixels[0], max_pixels=frame_pixels[1])
-    return await ctx.media.load_frames(ctx.video_path, times, factor=ctx.renderer.factor, budget=budget), (start, end)
-
-
-def select_window_subtitles(window: tuple[float, float], max_tokens: int, *, ctx: ToolContext) -> list[Cue]:
-    """Select the subtitle lines within a window (start, end) in seconds, at most `max_tokens` tokens in all."""
-    return subsample_cues(
-        select_cues_between(ctx.subtitles, *window), max_tokens, lambda line: len(ctx.renderer.encode(line))
-    )
+    frames = await ctx.media.load_frames(ctx.video_path, times, factor=ctx.renderer.factor, budget=budget)
+    cues = select_cues_between(ctx.subtitles, start, end)
+    cues = subsample_cues(cues, max_subtitle_tokens, lambda line: len(ctx.renderer.encode(line)))
+    return VideoWindow(start=start, end=end, frames=frames, cues=cues)
