@@ -114,10 +114,16 @@ _MISSING_INPUTS = {
 }
 
 
-def whiten(values_N: ArrayLike) -> FloatArray:
-    """Shift and scale values to mean 0 and population std 1 over the batch, [N]; equal values become 0."""
+def whiten(values_N: ArrayLike, *, ddof: int = 0, epsilon: float = _EPSILON) -> FloatArray:
+    """Return (x - mean(x)) / (std(x) + epsilon) over the batch, [N]; equal values become 0.
+
+    `ddof` is 0 for the population std and 1 for the sample std, which is 0 for a single value.
+    """
     array_N = np.asarray(values_N, dtype=np.float64)
-    return (array_N - array_N.mean()) / (array_N.std() + _EPSILON) if len(array_N) else array_N
+    if not len(array_N):
+        return array_N
+    std = array_N.std(ddof=ddof) if len(array_N) > ddof else 0.0
+    return (array_N - array_N.mean()) / (std + epsilon)
 
 
 def whiten_tokens(values_N: ArrayLike) -> FloatArray:
@@ -129,9 +135,7 @@ def whiten_tokens(values_N: ArrayLike) -> FloatArray:
     >>> whiten_tokens([3.0, 3.0, 3.0, -1.0]).round(3).tolist()
     [0.5, 0.5, 0.5, -1.5]
     """
-    array_N = np.asarray(values_N, dtype=np.float64)
-    std = array_N.std(ddof=1) if len(array_N) > 1 else 0.0
-    return (array_N - array_N.mean()) / (std + _TOKEN_EPSILON) if len(array_N) else array_N
+    return whiten(values_N, ddof=1, epsilon=_TOKEN_EPSILON)
 
 
 def compute_group_advantages(groups: Sequence[Group], settings: AdvantageConfig) -> list[GroupAdvantages]:
