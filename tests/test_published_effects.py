@@ -140,6 +140,15 @@ def test_an_answer_that_is_never_closed_earns_nothing():
     assert format_reward(replace(make_scored(0.0).episode, turns=(turn,)), **settings) == 0.0
 
 
+def test_paravt_scores_open_answers_by_token_f1():
+    """One of three words is right, the only one that is wanted: precision 1/3, recall 1."""
+    settings = load_recipe("paravt/para_grpo").rewards["accuracy"].settings
+    block = Block(kind=BlockKind.ANSWER, body="red, green, blue", is_closed=True)
+    turn = Turn(reply=Reply(text="<answer>red, green, blue</answer>", blocks=(block,)))
+    episode = replace(make_scored(0.0).episode, turns=(turn,))
+    assert plugins.resolve("rewards", "accuracy", settings)()(episode) == pytest.approx(0.5)
+
+
 # ---- prompts ---------------------------------------------------------------------------------------------------------
 
 

@@ -138,6 +138,7 @@ PUBLISHED = [
     ("paravt/para_grpo", "environment.settings.max_tool_result_tokens", 512),
     ("paravt/para_grpo", "frame_budgets", [4, 8, 16, 32, 64]),
     ("paravt/para_grpo", "rewards.accuracy.weight", 1.0),
+    ("paravt/para_grpo", "rewards.accuracy.settings.answer_types.open.mode", "f1"),
     ("paravt/para_grpo", "rewards.format_reward.weight", 1.0),
     ("paravt/para_grpo", "rewards.format_reward.settings.anchor_weight", 0.5),
     ("paravt/para_grpo", "rewards.tool_use.weight", 1.0),
