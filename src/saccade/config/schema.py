@@ -372,18 +372,25 @@ class CheckpointConfig(Section):
     keep: tuple[PositiveInt, ...] = ()  # steps whose checkpoints are saved and kept
 
 
-class SftConfig(Section):
-    """Supervised fine-tuning on demonstrations."""
+class StageConfig(Section):
+    """What SFT and RL have in common."""
 
-    steps: PositiveInt = 400  # optimizer steps
-    tokens_per_step: PositiveInt = 4096  # batch size, packed tokens
-    # order of the demonstrations; shuffled_epochs = each once per epoch, in a new order for each epoch
-    order: Literal["with_replacement", "shuffled_epochs"] = "with_replacement"
+    steps: PositiveInt  # training steps
     pack_length: PositiveInt = 1024  # length of a packed row, tokens
     micro_batch_size: PositiveInt = 8  # packed rows per forward pass
     optim: OptimizerConfig = OptimizerConfig()  # optimizer
-    save_every: PositiveInt = 100  # checkpoint interval, steps
+    save_every: PositiveInt  # checkpoint interval, steps
     checkpoints: CheckpointConfig = CheckpointConfig()  # which checkpoints are kept
+
+
+class SftConfig(StageConfig):
+    """Supervised fine-tuning on demonstrations."""
+
+    steps: PositiveInt = 400  # optimizer steps
+    save_every: PositiveInt = 100
+    tokens_per_step: PositiveInt = 4096  # batch size, packed tokens
+    # order of the demonstrations; shuffled_epochs = each once per epoch, in a new order for each epoch
+    order: Literal["with_replacement", "shuffled_epochs"] = "with_replacement"
     # maximum number of demonstrations with the same media and frame budget that are packed together
     samples_per_context: PositiveInt = 4
     # fraction of the contexts that are drawn from auxiliary demonstrations (sub-agents, grid images), if there are any;
@@ -487,10 +494,11 @@ class KlConfig(Section):
         return self
 
 
-class RlConfig(Section):
+class RlConfig(StageConfig):
     """Reinforcement learning."""
 
     steps: PositiveInt = 100  # training steps, one rollout batch each
+    save_every: PositiveInt = 20
     prompts_per_step: PositiveInt = 8  # prompts, and thus groups, per step
     group_size: Annotated[int, Field(ge=2)] = 8  # episodes per group; advantages compare them, so at least 2
     # passes over a rollout batch (PPO epochs), each of one optimizer step per mini-batch; with one pass, one mini-batch
@@ -507,17 +515,12 @@ class RlConfig(Section):
     on_weight_update: Literal["continue", "restart"] = "continue"
     # weight versions between sampling and training that a synchronous run simulates, for ablations
     simulated_staleness: NonNegativeInt = 0
-    pack_length: PositiveInt = 1024  # length of a packed row, tokens
-    micro_batch_size: PositiveInt = 8  # packed rows per forward pass
-    optim: OptimizerConfig = OptimizerConfig()  # optimizer
     advantage: AdvantageConfig = AdvantageConfig()  # advantages
     # filters by name or file, each with its settings, added to the default ones; null turns a filter off
     filters: dict[str, dict[str, Any] | None] = Field(default={"statuses": {}, "reward_std": {}})
     selection: SelectionConfig = SelectionConfig()  # how many groups are collected, and which are kept
     loss: LossConfig = LossConfig()  # policy loss
     kl: KlConfig = KlConfig()  # KL penalty
-    save_every: PositiveInt = 20  # checkpoint interval, steps
-    checkpoints: CheckpointConfig = CheckpointConfig()  # which checkpoints are kept
 
     @field_validator("filters", mode="before")
     @classmethod
@@ -531,7 +534,7 @@ class RlConfig(Section):
         return {name: settings for name, settings in self.filters.items() if settings is not None}
 
     @model_validator(mode="after")
-    def _check_mini_batches(self) -> "RlConfig":
+    def _check_combinations(self) -> "RlConfig":
         if self.mini_batches > self.prompts_per_step:
             raise ConfigError(
                 f"rl.mini_batches={self.mini_batches} divides the groups of a step, of which there are "
@@ -539,10 +542,6 @@ class RlConfig(Section):
                 key="rl.mini_batches",
                 value=self.mini_batches,
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_staleness_keys(self) -> "RlConfig":
         if self.simulated_staleness and self.max_staleness:
             raise ConfigError(
                 f"rl.simulated_staleness={self.simulated_staleness} needs synchronous rollouts, but "
