@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from saccade.config.schema import KlConfig
 from saccade.training.packing import Batch
