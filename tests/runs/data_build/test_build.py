@@ -220,6 +220,23 @@ def test_ctrl_c_sends_nothing_more_and_keeps_what_was_paid_for(built, clips, tmp
 
 
 @pytest.mark.soak
+def test_a_second_ctrl_c_does_not_wait(clips, tmp_path):
+    """The teacher hangs: the first signal waits for its replies, the second ends the command in one line."""
+    with server(teach, seconds=600) as served:
+        command = [sys.executable, "-c", "from saccade.cli.app import main; main()"]
+        command += map(str, build(served, clips, tmp_path / "out"))
+        with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+            while len(served.bodies) < 6:
+                assert process.poll() is None, process.stderr.read()
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            assert "6 requests in progress" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(50) == 130
+            assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(3))
 def test_builds_that_are_stopped_anywhere_end_with_the_same_files(built, clips, tmp_path, seed):
     rng = random.Random(seed)

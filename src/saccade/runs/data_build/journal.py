@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from saccade.errors import BrokenEngineError, EngineError
+from saccade.errors import BrokenEngineError, EngineError, SaccadeError
 from saccade.ledger import ImageRef, Ledger, Message
 from saccade.protocols import ChatEngine
 from saccade.types import Completion, FinishReason, GenerationRequest, SamplingParams
@@ -99,7 +99,7 @@ class Teacher(ChatEngine):
         self.renderer = engine.renderer
         self._engine, self._identity, self._max_failures = engine, dict(identity), max_failures
         self._journal = Journal(path, RecordedReply)
-        self._pending: dict[str, asyncio.Task[None]] = {}
+        self._pending: dict[str, asyncio.Task[SaccadeError | None]] = {}
         self._used_keys: set[str] = set()
         self._num_failures = 0  # in a row
         self._broken: BrokenEngineError | None = None  # why no request is sent any more
@@ -129,11 +129,10 @@ class Teacher(ChatEngine):
         key = self._compute_key(request)
         if key not in self._journal.items:
             if key not in self._pending:
-                task = self._pending[key] = asyncio.create_task(self._query(key, request))
-                # A failure after the caller was cancelled is of no interest; asyncio would log it.
-                task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-            # Cancelling the caller doesn't cancel the request, which is paid for: `drain` waits for it.
-            await asyncio.shield(self._pending[key])
+                self._pending[key] = asyncio.create_task(self._query(key, request))
+            # Cancelling the caller doesn't cancel the request, which is paid for: `close` and `abort` wait for it.
+            if error := await asyncio.shield(self._pending[key]):
+                raise error
         self._used_keys.add(key)
         reply = self._journal.items[key]
         return Completion(
@@ -145,15 +144,18 @@ class Teacher(ChatEngine):
             finish_reason=reply.finish_reason,
         )
 
-    async def _query(self, key: str, request: GenerationRequest) -> None:
+    async def _query(self, key: str, request: GenerationRequest) -> SaccadeError | None:
+        """Request a reply and record it; return the error: its callers may have been cancelled."""
         try:
             if self._broken is not None:
-                raise self._broken
+                return self._broken
             completion = await self._engine.generate(request)
+            self._num_failures = 0
+            self._record(key, request, completion)
         except EngineError as error:
             self._num_failures += 1
             if self._num_failures < self._max_failures:
-                raise
+                return error
             self._broken = BrokenEngineError(
                 f"{self._num_failures} requests failed in a row, the last one: {error}; fix that and repeat the "
                 "command, which continues",
@@ -161,10 +163,14 @@ class Teacher(ChatEngine):
                 value=self._num_failures,
             )
             self.stop_sending()
-            raise self._broken from error
+            return self._broken
+        except SaccadeError as error:
+            return error
         finally:
             del self._pending[key]
-        self._num_failures = 0
+        return None
+
+    def _record(self, key: str, request: GenerationRequest, completion: Completion) -> None:
         text, finish_reason = completion.text or "", completion.finish_reason
         max_bytes = request.sampling.max_tokens * MAX_BYTES_PER_TOKEN
         if len(text.encode()) > max_bytes:
