@@ -57,7 +57,7 @@ def test_constant_gain_has_a_narrow_interval():
     after = [make_scored(task(str(i)), value + 0.3) for i, value in enumerate(base)]
     found = compute_paired_difference(before, after)
     assert found.is_significant
-    assert 0.2 < found.low < 0.3 < found.high < 0.4
+    assert 0.15 < found.low < 0.3 < found.high < 0.4  # unseen losses widen it downwards
 
 
 def test_evaluations_without_a_shared_caseraise():
