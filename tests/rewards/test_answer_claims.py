@@ -3,15 +3,23 @@ r"""Replies that contradict, retract, list or wrap their answer, and honest ones
 Each row gives a reply, ground truths that a misreading would hit, and the ground truth that it earns 1 for, or None.
 """
 
+import asyncio
+import contextlib
+import itertools
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reward_cases import answer_episode
 
+from saccade.errors import DataError
 from saccade.rewards.accuracy import Accuracy
 from saccade.rewards.answer_types.denials import has_denial
+from saccade.rewards.answer_types.math_ import MathAnswer, extract_formula
 from saccade.rewards.answer_types.number_scanner import normalize_answer, scan_numbers
 from saccade.rewards.answer_types.reader import (
+    MAX_CHARS,
     find_answers,
     names_text,
     read_letter,
@@ -128,6 +136,113 @@ CONTRADICTED = [
     "C\nB. blue fits",
     "\u7b54\u6848\u662fC\u3002\u4e0d\u5bf9\u3002",
     "C\n\u4e0d\u5bf9\uff0c\u5e94\u9009A",
+    "C, A",
+    "C A",
+    "C\nA?",
+    "C. A",
+    "C\nThe answer: A",
+    "C! A!",
+    "C then A",
+    "C and maybe A",
+    "first C then A",
+    "C\n\n\nA",
+    "A: C",
+    "C; A",
+    "C... or A",
+    "C, no A",
+    "C-A",
+    "C>A",
+    "C, alternatively A",
+    "C (A)",
+    "C [A]",
+    "C (or A)",
+    "C\nAlternatively: A",
+    "C\nAlt: A",
+    "C\nEdit: A",
+    "C\nCorrection: A",
+    "C\nUpdate: it's A",
+    "C\nOops, A",
+    "C\nOops. It should be A",
+    "C\nMy final answer is A",
+    "C\nFinally, A",
+    "C\nOn reflection, A.",
+    "C\nA instead.",
+    "C\nRather A.",
+    "C\nA it is.",
+    "C\nA!",
+    "C\n**A**",
+    "C\nI pick A",
+    "C\nI'm going with A",
+    "C\nI'd say A",
+    "C\nProbably A",
+    "C\nLikely A.",
+    "C\nA is the answer",
+    "C\nthe answer must be red",
+    "C\nThe right one is A",
+    "C\nThe right one is red",
+    "C\nI change my answer to A",
+    "C\nI change my mind.",
+    "C\nNot C.",
+    "C\nC? no",
+    "C is wrong, A is right",
+    "C is not it",
+    "C isn't it",
+    "C was wrong",
+    "C, wrong",
+    "C [wrong]",
+    "C *not*",
+    "~~C~~",
+    "C\n~~C~~ A",
+    "-C",
+    "!C",
+    "C - just kidding, A",
+    "C\njk it's A",
+    "C\nignore that, A",
+    "C\nIgnore the above.",
+    "C\nDisregard this.",
+    "\\boxed{C}, \\boxed{A}",
+    "\\boxed{C}/A",
+    "\\boxed{C} and A",
+    "\\boxed{C} & A",
+    "\\boxed{C} A",
+    "\\boxed{C}\nA",
+    "\\boxed{C, A}",
+    "\\boxed{A \\text{ or } C}",
+    "\\boxed{\\text{not }C}",
+    "\\boxed{C?}",
+    "\\boxed{\\neg C}",
+    "Anything except C",
+    "everything but C",
+    "C is the only wrong one",
+    "C is the least likely",
+    "The wrong answer is C",
+    "The incorrect option is C",
+    "The answer cannot be C",
+    "The answer is never C",
+    "It would be wrong to say C",
+    "Which is right, C?",
+    "C, I guess, or A",
+    "C/D",
+    "C|D",
+    "C+D",
+    "C & D",
+    "C,D",
+    "CD",
+    "C\nD is equally valid",
+    "C\nD is just as good",
+    "C\nD would work as well",
+    "C\nEither works.",
+    "C\nAll of them fit.",
+    "C\nAll options are correct.",
+    "C\nEvery option is right.",
+    "C\nCan't tell.",
+    "C\nI don't know.",
+    "C\nNone of them.",
+    "C\nNone is correct.",
+    "C\nRandom guess.",
+    "A B C D\nC",
+    "All: C",
+    "the opposite of C",
 ]
 
 # Replies that name C and explain it, however they are written.
@@ -208,6 +323,78 @@ HONEST_C = [
     "C\n\u56e0\u4e3a\u7403\u662f\u7eff\u8272\u7684",
     "<b>C</b>",
     "> C",
+    "C. The green ball rolls away, so it leaves the frame.",
+    "The answer is C. This is because A shows a cat, and B shows a dog.",
+    "**Answer: (C) green**\n\n"
+    "Explanation: In the video at 0:12 it turns green. The other options (A, B, D) are not supported.",
+    "Answer: C\n\nReasoning:\n- A is incorrect because it is red.\n"
+    "- B is incorrect because it is blue.\n- D is not shown.",
+    "C\n\n1. The ball is red at first.\n2. Then it turns green.",
+    "C. green\n\nAt first it is red, but then it is green.",
+    "C. green\nIn the second scene it is red.",
+    "The answer is option C: green.",
+    "The answer is **(C) green**, because A is red.",
+    "Let's analyze each option:\nA. red: The ball is not red.\nB. blue: not shown.\n"
+    "C. green: The ball is green.\nD. the last: not relevant.\n\nTherefore, the answer is C.",
+    "Let's analyze each option:\n\n**A. red**: The man is red.\n**B. blue**: The dog is blue.\n"
+    "**C. green**: The ball is green.\n**D. the last**: no.\n\n**Answer: C**",
+    "Option C is correct.",
+    "Both A and B are incorrect, so the answer is C.",
+    "c) green",
+    "c. green",
+    "Answer: C\n\n(The ball is green)",
+    "The correct answer is **C**, since A only appears at the start.",
+    "C \u2014 the green ball",
+    "C \u2014 green",
+    "Answer is C",
+    "Ans: C",
+    "\u9009\u9879C",
+    "\u9009C\u3002",
+    "C\u9009\u9879",
+    "\u7b54\u6848\uff1a(C)",
+    "\u6b63\u786e\u7b54\u6848\uff1aC. green",
+    "\u56e0\u6b64\uff0c\u7b54\u6848\u4e3aC\u3002",
+    "\u7efc\u4e0a\u6240\u8ff0\uff0c\u9009C",
+    "\u7b54\u6848\u9009C",
+    "\u7b54\u6848\u662f **C**",
+    "C\n\nNo other option fits.",
+    "The answer is C.\n\nNo other option fits.",
+    "C. Although A looks similar, it is blue.",
+    "C. However, A is similar.",
+    "Therefore, $\\boxed{C}$ is the correct answer.",
+    "Hence, the answer is \\boxed{C}.",
+    "\\boxed{C. green}",
+    "\\boxed{\\text{(C) green}}",
+    "The final answer is $\\boxed{C}$. I hope it is correct.",
+    "### Answer: C",
+    "Final Answer: C",
+    "The answer is: **C. green**.",
+    "Based on my analysis, the correct choice is C.",
+    "The answer would be C.",
+    "I believe the correct answer is C.",
+    "Answer: C. The ball is green",
+    "(C)",
+    "( C )",
+    "C\u3002",
+    "C\uff0c\u56e0\u4e3a\u7403\u662f\u7eff\u8272\u7684",
+    "Answer:\nC",
+    "Answer:\n\n**C**",
+    "**Final answer:** C",
+    "The best option is C",
+    "Correct answer: C",
+    "C - green ball",
+    "It's C.",
+    'The answer is "C".',
+    "The answer is 'green'.",
+    "the answer is c",
+    "Answer: c",
+    "Option C.",
+    "(C) green ball",
+    "Answer = C",
+    "C is the answer.",
+    "C is the best answer because it is green.",
+    "A. red B. blue C. green D. the last. The answer is C",
+    "The answer is C because B happens later and A never happens.",
 ]
 
 # (reply, numbers that it earns 0 for, the number that it earns 1 for or None)
@@ -360,7 +547,6 @@ SPANS = [
     (r"\boxed{20-24}. Wait, no.", ((20, 24),), None),
     (r"\boxed{20-24} is wrong", ((20, 24),), None),
     ("hardly from 20 to 24", ((20, 24),), None),
-    ("aside from 20-24", ((20, 24),), None),
     ('["1,200","1,300"]', ((1, 200), (200, 300)), (1200, 1300)),
     ('["1,200", "1,300"]', ((1, 200),), (1200, 1300)),
     ("['20', '24']", (), (20, 24)),
@@ -467,6 +653,22 @@ def test_the_adversarial_list():
     assert find_failures() == []
 
 
+@pytest.mark.slow
+def test_formulas():
+    pytest.importorskip("math_verify")
+    score = MathAnswer()
+    rows = [(reply, truth, 0.0) for reply, wrong, _ in MATH for truth in wrong]
+    rows += [(reply, right, 1.0) for reply, _, right in MATH if right is not None]
+
+    async def find_math_failures():
+        values = [
+            await score(answer_episode(reply, ground_truth=truth, kind=AnswerType.MATH)) for reply, truth, _ in rows
+        ]
+        return [(row, value) for row, value in zip(rows, values, strict=True) if value != row[2]]
+
+    assert asyncio.run(find_math_failures()) == []
+
+
 def test_numbers_of_rows():
     wrong = [*CONTRADICTED, *(row for table in (NUMBERS, SPANS, OPEN, MATH) for row in table if row[1])]
     honest = [*HONEST_C, *(row for table in (NUMBERS, SPANS, OPEN, MATH) for row in table if row[2] is not None)]
@@ -517,6 +719,23 @@ def test_letters_in_prose(text, letter):
     assert read_letter(text, "ABCD", OPTIONS, in_prose=True) == letter
 
 
+@pytest.mark.parametrize(
+    ("text", "options", "letter"),
+    [
+        *(("No", ("Yes", "No"), "B"), ("No.", ("Yes", "No"), "B"), ("B. No", ("Yes", "No"), "B")),
+        *(("B. No, the man does not run.", ("Yes", "No"), "B"), ("No, the man does not run.", ("Yes", "No"), "B")),
+        *(("A. Yes, because he runs.", ("Yes", "No"), "A"), ("Yes and no", ("Yes", "No"), None)),
+        *(("Yes. No.", ("Yes", "No"), None), ("B. Yes", ("Yes", "No"), None), ("Yes, no", ("Yes", "No"), None)),
+        *(("3", "1234", "C"), ("The answer is 3.", "1234", "C"), ("C. There are 3.", "1234", "C")),
+        *(("1, 2, 3", "1234", None), ("C. 2", "1234", None), ("A. 1\nB. 2\nC. 3\nD. 4\nAnswer: C", "1234", "C")),
+        *(("not shown", ("shown", "not shown"), "B"), ("B. not shown", ("shown", "not shown"), "B")),
+        *(("It is not shown.", ("It is shown.", "It is not shown."), "B"), ("neither", ("both", "neither"), "B")),
+    ],
+)
+def test_options_that_look_like_denials_or_numbers(text, options, letter):
+    assert read_letter(text, "ABCD"[: len(options)], tuple(options)) == letter
+
+
 # ---- properties ----------------------------------------------------------------------------------------------------
 
 AROUND = st.text("abc,;:.!?()[]{}$\\=-+*/^~ \n\u4e07\u2260", max_size=6)
@@ -539,12 +758,113 @@ def test_no_reading_changes_digits_that_it_does_not_consume(before, value, after
         assert read is None or any(str(value) in digits for digits in consumed)
 
 
-@settings(deadline=None, max_examples=200)
-@given(st.sampled_from("ABCD"), st.sampled_from("ABCD"), st.sampled_from(CONTRADICTED))
-def test_a_contradiction_is_one_for_every_pair_of_letters(first, second, reply):
-    """The rows are written with C and A; the rule knows no letter, and reads no option's text here."""
-    if first == second or any(option in reply for option in OPTIONS) or "B" in reply or "first" in reply:
-        return
-    renamed = reply.replace("C", "\0").replace("A", second).replace("\0", first)
-    if not renamed.startswith("The answer") or second != "A":
-        assert read_letter(renamed.replace(f"{second}nswer", "Answer"), "ABCD", OPTIONS) is None, renamed
+def test_a_contradiction_is_one_for_every_pair_of_letters():
+    """The rows are written with C and A; the rule knows no letter."""
+    rows = [reply for reply in CONTRADICTED if not re.search(r"\b[BD]\b|red|green|first|AC|CD", reply)]
+    assert len(rows) > 100
+    for reply, first, second in itertools.product(rows, "ABCD", "ABCD"):
+        names = {"C": first, "A": second}
+        renamed = "".join(names.get(part, part) for part in re.split(r"(?<![A-Za-z])([AC])(?![A-Za-z])", reply))
+        assert first == second or read_letter(renamed, "ABCD", OPTIONS) is None, renamed
+
+
+# ---- length --------------------------------------------------------------------------------------------------------
+
+PIECES = [
+    *("4", "4 ", "1,", "1.", "1:", "1/", "1/2/", "2^", "2e", "-", "- ", "+", "*", "**", "`", "```", "_", "~~", "#"),
+    *(
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        "<",
+        ">",
+        "<s>",
+        "<<",
+        "<b>",
+        "(1,2)",
+        "[1,2,3,4] ",
+        "(0.1, 0.2), ",
+        "\\",
+        "?",
+        "$",
+    ),
+    *(r"\boxed{", r"\boxed{4} ", r"\boxed{C}", r"\frac{", r"\frac{1}{2}", r"\text{", r"\text{m}", r"\sqrt{", r"\("),
+    *("the answer is ", "answer ", "answer: ", "answer to ", "is ", "so ", "one hundred ", "million ", "not ", "n't "),
+    *(
+        "A or ",
+        "A, ",
+        "A",
+        "(A) ",
+        "A. ",
+        "A\n",
+        "A. red\n",
+        "A. red, ",
+        "C is ",
+        "it is A ",
+        "maybe ",
+        "Wait, ",
+        "no. ",
+    ),
+    *("20 to ", "20-24 ", "1:30 ", "a.", "a", "red ", "red or ", "and ", "\u7b54\u6848", "\u4e07", "\u00bd", "\u0301"),
+    *(
+        "is wrong ",
+        "=",
+        "x=",
+        "\\approx ",
+        "sqrt(",
+        "\u221a(",
+        "\u00b2",
+        '"',
+        "'",
+        "{}",
+        "oxed{",
+        "<point x=",
+        "Answer",
+    ),
+    *(
+        "o{}xed{",
+        "<think>",
+        "</think>",
+        "<answer>",
+        "</answer>",
+        "\n",
+        " ",
+        "\t",
+        "to ",
+        "\\cancel{",
+        "e",
+        "0.",
+        "A B ",
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["choice", "number", "grounding", "open", "math", "box", "point"])
+def test_every_answer_type_reads_long_answers(kind):
+    """A quadratic pattern would take minutes for one of them."""
+    truth = {"choice": "C", "number": 4.0, "grounding": (1.0, 2.0), "open": "red", "math": "4"}.get(kind, (0, 0, 1, 1))
+    for text in (piece * (MAX_CHARS // len(piece)) for piece in PIECES):
+        if kind == "math":
+            extract_formula(text)
+        else:
+            with contextlib.suppress(DataError):  # an answer in pixels of an image of unknown size
+                grade(text, truth, kind)
+
+
+@pytest.mark.parametrize("kind", ["choice", "number", "grounding", "open"])
+def test_the_end_of_a_long_answer_is_read(kind):
+    answer, truth = {
+        "choice": ("The answer is C.", "C"),
+        "number": ("The answer is 4.", 4.0),
+        "grounding": ("The answer is 20 to 24.", (20.0, 24.0)),
+        "open": (r"\boxed{red}", "red"),
+    }[kind]
+    assert grade("We look at it. " * 70_000 + answer, truth, kind) == 1.0
+    assert grade(answer + " We look at it." * 70_000, truth, kind) == 0.0
+    assert grade("4 C red 20-24" + " " * MAX_CHARS + "4", truth, kind) == 0.0  # a part of an answer is none
+    assert grade("1" * 1_000_000, truth, kind) == 0.0

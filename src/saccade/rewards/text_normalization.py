@@ -2,16 +2,42 @@
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-_DASHES = re.compile("[\u2010-\u2015\u2212\u2e3a\u2e3b]")
 # Characters that render as nothing although their category is letter, mark or symbol.
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
+_QUOTES = dict(zip("‘’‛“”‟", "'''\"\"\"", strict=True))
+_DASHES = dict.fromkeys(map(chr, (*range(0x2010, 0x2016), 0x2212, 0x2E3A, 0x2E3B)), "-")
+
+
+class _CharacterTable(dict[int, str | None]):
+    """A table for `str.translate` whose entries are computed when a character first occurs."""
+
+    def __init__(self, fold: Callable[[str], str | None]) -> None:
+        super().__init__()
+        self._fold = fold
+
+    def __missing__(self, code: int) -> str | None:
+        self[code] = self._fold(chr(code))
+        return self[code]
+
+
+def _drop_invisible(character: str) -> str | None:
+    is_control = unicodedata.category(character) in ("Cf", "Cc") and not character.isspace()
+    return None if is_control or _INVISIBLE.match(character) else character
+
+
+def _fold_character(character: str) -> str | None:
+    if character in _QUOTES or character in _DASHES:
+        return _QUOTES.get(character) or _DASHES[character]
+    return _drop_invisible(str(unicodedata.decimal(character, character)))
+
+
+_VISIBLE, _FOLDED = _CharacterTable(_drop_invisible), _CharacterTable(_fold_character)
 _ASCII_CONTROL = re.compile("[\\x00-\\x08\\x0e-\\x1b\\x7f]")  # without those that are blanks
-_QUOTES = str.maketrans("‘’‛“”‟", "'''\"\"\"")
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 _BRACE = re.compile(r"(?<!\\)[{}]")  # `\{` is a literal character, not a grouping brace
 # Matches casefolded text. The bounded repeat and unambiguous spaces keep every match linear in the answer's length.
@@ -31,8 +57,7 @@ def normalize_text(text: str) -> str:
     """
     if text.isascii():  # most answers, ten times faster
         return _remove_invisible(text)
-    plain = _DASHES.sub("-", unicodedata.normalize("NFKC", text)).translate(_QUOTES)
-    return "".join(str(unicodedata.decimal(character, character)) for character in _remove_invisible(plain))
+    return unicodedata.normalize("NFKC", text).translate(_FOLDED)
 
 
 def strip_invisible(text: str) -> str:
@@ -47,10 +72,7 @@ def strip_invisible(text: str) -> str:
 def _remove_invisible(text: str) -> str:
     if text.isascii():
         return _ASCII_CONTROL.sub("", text)
-    visible = _INVISIBLE.sub("", text)
-    return "".join(
-        character for character in visible if character.isspace() or unicodedata.category(character) not in ("Cf", "Cc")
-    )
+    return text.translate(_VISIBLE)
 
 
 def normalize_and_casefold(text: str) -> str:

@@ -10,6 +10,7 @@ import math
 import re
 
 from saccade.evaluation.benchmarks.answer_extraction import strip_formatting
+from saccade.rewards.answer_types.reader import clean_text
 from saccade.rewards.text_normalization import extract_boxed, normalize_text
 
 _ANSWER_LEAD = re.compile(r"(?i:answer|result|value|答案)(?:\s*(?:is|:|=|：|是|为))+\s*")
@@ -36,6 +37,7 @@ def extract_formula(text: str) -> str | None:
     >>> extract_formula(r"so \boxed{27\text{ cm}}"), extract_formula("The answer is 27 degrees.")
     ('27', '27')
     """
+    text = clean_text(text)
     boxes = extract_boxed(text)
     raw = boxes[-1] if boxes else _ANSWER_LEAD.split(text)[-1].strip().split("\n")[0]
     plain = strip_formatting(normalize_text(raw))

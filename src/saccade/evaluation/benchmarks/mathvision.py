@@ -135,8 +135,8 @@ def _round_tuple(text: str) -> str:
 
 def _extract_math_answer(text: str) -> str:
     text = text.lower().replace("{}", "")
-    boxes = re.findall("oxed{(.*)}", text, flags=re.DOTALL)
-    answer = boxes[-1] if boxes else text
+    _, box, content = text.partition("oxed{")  # up to the last closing brace: the published `oxed{(.*)}`
+    answer = content.rpartition("}")[0] if box and "}" in content else text
     if "}" in answer and ("{" not in answer or answer.index("}") < answer.index("{")):
         answer = answer.split("}")[0]
     answer = answer.split("=")[-1].split("\\approx")[-1]

@@ -13,7 +13,7 @@ from saccade.evaluation.benchmarks.base import (
 )
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
 from saccade.rewards.answer_types.denials import has_denial
-from saccade.rewards.answer_types.reader import names_text, read_number
+from saccade.rewards.answer_types.reader import clean_text, names_text, read_number
 from saccade.rewards.text_normalization import normalize_and_casefold, normalize_text
 from saccade.types import AnswerType, Task
 
@@ -65,6 +65,7 @@ def mmvu() -> Benchmark:
 
 
 def _grade_strict(text: str, task: Task) -> Grade:
+    text = clean_text(text)
     if task.options:
         return UNDECIDED if has_denial(normalize_text(text)) else grade_choice_lenient(text, task, UNDECIDED)
     is_correct = _normalize_text(text) == _normalize_text(str(task.ground_truth))
@@ -72,6 +73,7 @@ def _grade_strict(text: str, task: Task) -> Grade:
 
 
 def _grade_lenient(text: str, task: Task) -> Grade:
+    text = clean_text(text)
     if task.options:
         return grade_choice_lenient(text, task, UNDECIDED)
     answer, expected = _normalize_text(text), _normalize_text(str(task.ground_truth))

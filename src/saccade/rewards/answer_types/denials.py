@@ -15,14 +15,15 @@ _REMOVED = (
 )
 _DENIAL = re.compile(
     rf"\b(?:not|never|neither|nor|cannot|none|without|except(?! for this)|{_REMOVED}|{_FALSE}|doubt\w*|rather than"
-    r"|instead of|other than|apart from|aside from|unlike|den(?:y|ies|ied)|hardly|barely|scarcely|far from|absent"
-    r"|fail(?:s|ed|ing)? to|lack(?:s|ed|ing)?|(?:least|worst) (?:likely|probable|plausible|suitable|fitting|convincing"
-    rf"|{_NOUN})|(?:anything|all|any|everything|everyone) but|no(?! ?[.,;:!?#\d)]|$))\b|n't\b|不|没|非(?!常)|除了",
+    r"|instead of|other than|opposite of|a(?:part|side) from|unlike|den(?:y|ies|ied)|hardly|barely|scarcely|far from"
+    r"|absent|fail(?:s|ed|ing)? to|lack(?:s|ed|ing)?|(?:least|worst) (?:likely|probable|plausible|suitable|fitting"
+    rf"|convincing|{_NOUN})|(?:anything|all|any|everything|everyone) but|no(?! ?[.,;:!?#\d)]|$))\b|n't\b"
+    r"|不|没|非(?!常)|除了",
     re.IGNORECASE,
 )
 _EXCLUDED_AREA = re.compile(r"\boutside(?: of)?\W*\Z", re.IGNORECASE)
 _MARK = r"¬≠✗✘❌✖╳"
-_SIGN_BEFORE = re.compile(rf"(?:[{_MARK}]|(?<!\S)!|!=|=/=)[\s(\[]{{0,4}}\Z")
+_SIGN_BEFORE = re.compile(rf"(?:[{_MARK}]|\\(?:neg|lnot)\b|(?<!\S)!|!=|=/=)[\s(\[]{{0,4}}\Z")
 _CLAUSE_END = re.compile(
     r"[.;!?。；](?=\s)|\n|, (?=(?:so|it|the|this|that|answer|hence|therefore|thus|then|leaving|which leaves|only"
     r"|rather|instead)\b(?! than| of))"
@@ -44,12 +45,13 @@ _BE = (
 )
 _VERDICT = (
     rf"(?:{_FALSE}|out|never|hardly|barely|scarcely|far from|{_REMOVED}|a mistake|fails?"
-    r"|not (?:a |an |the )?(?:right|correct|true|possible|it|that|likely|plausible|suitable|valid|answer|shown|visible)"
+    r"|least \w+|worst|not (?:a |an |the )?(?:right|correct|true|possible|it|that|likely|plausible|suitable|valid"
+    r"|answer|shown|visible)"
     r"|no(?=\W*(?:\Z|[.,;)\]!\n])))(?![\w'])"
 )
 _CLOSING = r"[)\]}>'\"*$.]{0,4}"
 _DENIAL_AFTER = re.compile(
-    rf"{_CLOSING}(?:(?:\s+(?:{_BE})\b){{1,5}}\s+(?:not|n't|neither|(?:a |an |the )?{_VERDICT})"
+    rf"{_CLOSING}(?:(?:\s+(?:{_BE})\b){{1,5}}\s+(?:not|n't|neither|(?:a |an |the (?:only )?)?{_VERDICT})"
     rf"|(?:\s+(?:{_BE})\b){{0,5}}\s+(?:cannot|never|\w{{1,8}}n't)\b"
     rf"|\s*(?:=|:|\(|\[|,|-+|\s)\s*(?:a |an |the )?{_VERDICT}"
     rf"|\?+\s*(?:no|nope|wrong|not)\b|\s*[-(:]?\s*(?:[✗✘❌✖╳]|不|错))",
@@ -61,11 +63,16 @@ _TAKEN_BACK = (
     r"|i (?:was|am) (?:wrong|mistaken)|i take (?:it|that) back"
     r"|(?:that|this|it)(?:'s| is| was) (?:\w+ )?(?:wrong|incorrect|a mistake|mistaken|not (?:right|correct|true|it))"
     r"|(?:that|this|it) (?:isn't|wasn't|can't be) (?:right|correct|true|it)"
+    r"|ignore (?:that|this|it|the above)|disregard|just kidding|jk\b|oops|i (?:will )?change (?:my|to)"
+    r"|(?:just )?an? (?:random )?guess|random guess|i (?:don't|do not|can't|cannot) (?:know|tell|decide)|can't tell"
+    r"|none(?: of (?:them|these|the options|the above))?(?:\s*[.!\n]| (?:(?:is|are) )?(?:fits?|correct|right)\b)"
+    r"|(?:either|both|any|all|every)(?: of (?:them|these|the options)| options?| one)?"
+    r" (?:(?:is|are|would|could|may|might|be|seems?) )*(?:equally|works?|fits?|fine|correct|right|possible|plausible)\b"
     r"|等等|不对|不,"
 )
 _RETRACTION = re.compile(rf"(?:[.!?;。！？]\s|\n|\s-+)[\s\"'(*]{{0,4}}(?:{_TAKEN_BACK})", re.IGNORECASE)
 _HEDGE = re.compile(
-    rf"\W{{0,12}}(?:(?:or|but|maybe|perhaps|possibly|alternatively|actually|otherwise|although|though)\b|{_TAKEN_BACK})"
+    rf"\W{{0,12}}(?:(?:or|but|maybe|perhaps|possibly|alternatively|actually)\b|{_TAKEN_BACK})"
     r"|[\s$})\].*]{0,8}\?",
     re.IGNORECASE,
 )

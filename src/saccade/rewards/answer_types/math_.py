@@ -34,11 +34,12 @@ _UNIT_SUFFIX = re.compile(r"(?:\s|\^\{?-?\d\}?|[/.,$)\]]|\\cdot|\\[,;! )\]])*")
 class MathAnswer(AnswerFormat):
     r"""Mathematics: 1.0 if the final answer equals the ground-truth formula, else 0.0.
 
-    The answer is the content of its only `\boxed{}`, else all of it; two different boxes are wrong, and so is an answer
-    of more than `max_answer_chars` characters. Ground truth and answer are LaTeX or plain text (`1/2`, `sqrt(2)`,
-    `x^2`, `50%`). `\frac{1}{2}` equals `0.5`; `0.333` does not equal `1/3`; units are ignored. A list of values is one
-    answer: `4 or 5` is not 4. A comparison uses at most `cpu_seconds` of processor time in one of `num_workers` worker
-    processes; exceeding it is wrong. The result is `Ungraded` only if no worker can be started.
+    The answer is the content of its only `\boxed{}`, else what follows "the answer is", else all of it; two
+    different boxes are wrong, and so is an answer of more than `max_answer_chars` characters. Ground truth and
+    answer are LaTeX or plain text (`1/2`, `sqrt(2)`, `x^2`, `50%`). `\frac{1}{2}` equals `0.5`; `0.333` does not
+    equal `1/3`; units are ignored. A list of values is one answer: `4 or 5` is not 4. A comparison uses at most
+    `cpu_seconds` of processor time in one of `num_workers` worker processes; exceeding it is wrong. The result is
+    `Ungraded` only if no worker can be started.
 
     Raises ConfigError if math-verify is not installed.
     """
@@ -95,11 +96,10 @@ def extract_formula(text: str) -> str | None:
     >>> [extract_formula(text) for text in (r"The answer is $\boxed{\frac{1}{2}}$.", "$x²$", r"\boxed{1} or \boxed{2}")]
     ['\\frac{1}{2}', 'x^{2}', None]
     """
-    answers, text = find_answers(text), clean_text(text)
-    is_boxed = bool(find_boxed(text))
-    if not answers or (is_boxed and len({"".join(body.split()) for body in answers}) > 1):
+    answers = find_answers(text)
+    if len({"".join(answer.split()) for answer in answers}) != 1:
         return None
-    text = answers[-1] if is_boxed else _ANSWER_LEAD_IN.sub("", " ".join(text.split()))
+    text = answers[0] if find_boxed(clean_text(text)) else _ANSWER_LEAD_IN.sub("", " ".join(answers[0].split()))
     if _SCALE.search(text) or STROKE in text:
         return None
     text = (text.rpartition(r"\approx")[2] if re.fullmatch(_APPROXIMATION, text) else text).strip()

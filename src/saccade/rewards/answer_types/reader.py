@@ -42,9 +42,9 @@ from saccade.rewards.text_normalization import ANSWER_LEAD_IN, Box, find_boxed, 
 
 MAX_CHARS = 10_000  # of a longer text only the last characters are read, from a blank on
 _ANNOUNCEMENT = re.compile(
-    r"(?:(?:\b(?:answer|(?:correct|right|best|final|my) (?:option|choice|letter|result|value))\b|答案|正确选项)[>*_]*"
-    r"(?: (?:to|for) [^.:\n]{1,80}?)?(?:\s*\b(?:is|are|would be|should be|must be)\b|\s*[:：=＝是为选])"
-    r"|(?:故|应|我|因此)选择?)[\s:：*]*",
+    r"(?:(?:\b(?:answer|ans(?=[.:] )|(?:correct|right|best|final|my) (?:option|choice|letter|result|value))\b|答案"
+    r"|正确选项)[>*_]*(?: (?:to|for) [^.:\n]{1,80}?)?(?:\s*\b(?:is|are|would be|should be|must be)\b|\s*[:：=＝是为选])"
+    r"|(?:故|应|我|因此|所以|[,，。])选择?(?=\W*[A-Ja-j]\b))[\s:：*]*",
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|[。！？\n]")
@@ -154,7 +154,10 @@ _MARKUP = re.compile(
 )
 _HEADER = re.compile(r"<(?=/?[a-z ]+>)|(?<=[a-z])>", re.IGNORECASE)
 # These patterns match casefolded text.
-_LETTER_ALONE = re.compile(rf"{ANSWER_LEAD_IN}[(\[{{「]?([a-z])[)\]}}」.:,;!。、✅✓✔]* ?[✅✓✔]?")
+_LETTER_ALONE = re.compile(
+    rf"(?:(?:so|thus|therefore|hence),? )?(?:(?:it is|it's|i choose|i pick|i select) )?{ANSWER_LEAD_IN}"
+    r"(?:[(\[{「] ?)?([a-z])(?: ?[)\]}」])?[)\]}」.:,;!。、✅✓✔]*(?: ?[✅✓✔]|选项。?)?"
+)
 _LABELED_OPTION = re.compile(rf"{ANSWER_LEAD_IN}[(\[]?([a-z])(?:[)\]][.:]? ?|[.:,] ?| ?- ?| )(\S.*)")
 _SENTENCE_ENDS = ".!。"  # stripped before an option's text is compared
 _ARTICLE = re.compile(r"(?:an?|the|its?|this|that) ")
@@ -168,30 +171,37 @@ _OPENING = re.compile(
     r"|[,.]? ?[(]?(?=(?:because|since|given|due to|as (?:it|the|this|there|only|in|all))\b))",
     re.IGNORECASE,
 )
-_CHOOSE = r"(?:answer|choose|chose|pick(?:ed)?|select(?:ed)?|go(?:ing)? with|答案|选)"
+_CHOOSE = (
+    r"(?:answer|choose|chose|pick(?:ed)?|select(?:ed)?|go(?:ing)? with|i(?:'?d| would)? say"
+    r"|i (?:think|believe|guess|mean)|(?:chang|switch)(?:e|ed|ing)(?: my \w+)? to|答案|选)"
+)
 _OPTION_WORD = r"\s*(?:the\s+)?(?:option\s*|choice\s*|letter\s*|answer\s+(?:is\s+)?)?[(\[]?\Z"
 _CLAIM_BEFORE = re.compile(
     rf"(?:\b{_CHOOSE}(?:\s+is|\s+would be|\s+must be|\s*是|\s*为)?\s*[:：]?|答案[是为]?|选"
-    rf"|\b(?:option|choice|letter)(?:\s+(?:is|would be|must be)\b|\s*[:：])"
+    rf"|\b(?:option|choice|letter|one)(?:\s+(?:is|would be|must be)\b|\s*[:：])"
     r"|\b(?:it|that|this)(?:'s|\s+(?:is|was|must be|has to be|should be|would be|can only be))"
     r"(?:\s+(?:actually|really|probably|clearly|rather|therefore|thus|instead|only|also))?"
     rf"|\b(?:so|thus|hence|therefore|conclude|instead|actually|rather)\b,?|=>|->|→|⇒){_OPTION_WORD}",
     re.IGNORECASE,
 )
 _OFFER_BEFORE = re.compile(
-    rf"\b(?:or|maybe|perhaps|possibly|alternatively|(?:could|may|might)(?: also)? be),?{_OPTION_WORD}", re.IGNORECASE
+    rf"\b(?:or|maybe|perhaps|possibly|alternatively|(?:could|may|might)(?: also)? be),?{_OPTION_WORD}"
+    r"|^\W{0,6}(?:and|plus|[&,/+])\s*\(?\Z",
+    re.IGNORECASE,
 )
+_LONE_BEFORE = re.compile(r"(?:^|[.!?]\s|\n)(?:[a-z]{2,15}\s?){1,3},\s*\(?\Z", re.IGNORECASE)  # `On reflection, A.`
+_LONE_END = re.compile(r"[)\]]?\s*(?:[.!](?=\s|\Z)|\n|\Z)")
 # What a claim by its place alone ("so A") may be followed by: the end of the clause.
 _CLAIM_END = re.compile(
     r"[)\]]?(?:\s*(?:[.,;:!?)。，]|\n|\Z|-)|\s+(?:is|was|because|since|as|instead|too|and|or|it)\b)"
 )
 _POSITIVE = (
     r"(?:(?:the\s+|a\s+)?(?:correct|right|best|answer|true|valid|possible|plausible|acceptable|better|good)\b"
-    r"|fits?\b|works?\b|applies\b|apply\b|match(?:es)?\b|holds?\b|✅|✓|✔)"
+    r"|fits?\b|it is\b|works?\b|applies\b|apply\b|match(?:es)?\b|holds?\b|✅|✓|✔)"
 )
 _CONFIRMED = re.compile(
     r"[)\]]?\s*(?:[:-]\s*)?(?:(?:is|are|was|were|must be|has to be|could be|would be|seems?|looks?|also|both|all"
-    r"|equally|too|as well|just|actually|clearly|can|could|may|might|be|should)\s+)*"
+    r"|equally|too|as|well|just|would|actually|clearly|can|could|may|might|be|should)\s+)*"
     rf"{_POSITIVE}(?P<tail>[^.\n;]{{0,80}})"
     r"|[)\]]?\s*(?:is|was|would be|could be|seems?|fits?)?\s*(?:,?\s*(?:too|as well|also))\b",
     re.IGNORECASE,
@@ -201,9 +211,9 @@ _CLAUSE = re.compile(r"[.,;!\n]")
 _SENTENCE_START = re.compile(r"[.!?](?=\s)|\n")
 # What the letter A stands before, unlike the article: the end of a clause, a conjunction or a verb.
 _AFTER_LETTER = re.compile(
-    r"(?! [a-z])| (?:or|and|nor|to|but|is|isn|because|since|was|wasn|also|too|as|if|does|doesn|can|cannot|could|couldn"
-    r"|would|wouldn|should|must|may|might|has|fits|works|matches|applies|fails|holds|shows|happens|occurs|seems|appears|looks"
-    r"|says)\b"
+    r"(?! [a-z])| it is\b| (?:or|and|nor|to|but|is|isn|because|since|was|wasn|also|too|as|if|does|doesn|can|cannot"
+    r"|could|couldn|would|wouldn|should|must|may|might|has|fits|works|matches|applies|fails|holds|shows|happens|occurs"
+    r"|seems|appears|looks|says)\b"
 )
 _LIST_SEPARATOR = re.compile(r"[)\].:]{0,4}\s*(?:[,/&|+]\s*)?(?:(?:or|and|nor|and/or|as well as)\s+)?[(\[]?")
 _LABEL = re.compile(
@@ -273,9 +283,10 @@ class _LetterReader:
         quoted = sorted((re.escape(text) for text in self._texts.values() if len(text) > 1), key=len, reverse=True)
         # `it is red.` claims an option by its text
         self._claimed_text = re.compile(
-            r"\b(?:answer|it|that|this)(?:'s|\s+(?:is|was|must be|should be))\s+(?:actually\s+|rather\s+)?"
-            rf"(?:an?\s+|the\s+)?({'|'.join(quoted) or '(?!)'})\s*(?:[.,;!]|\n|\Z|instead\b)",
-            re.IGNORECASE,
+            r"(?:\b(?:answer|one|option|choice)|(?:^|[.!?;:]\s|\b(?:so|thus|hence|therefore|because|since|actually|rather|no"
+            r"|think)\b,? ?)(?:it|that|this))(?:'s|\s+(?:is|was|must be|should be))\s+(?:actually\s+|rather\s+)?"
+            rf"(?:an?\s+|the\s+)?({'|'.join(quoted) or '(?!)'})\s*(?:[.;!]|$|\Z|instead\b|,? not\b|, so\b)",
+            re.IGNORECASE | re.MULTILINE,
         )
 
     def read(self, plain: str, in_prose: bool) -> str | None:
@@ -353,15 +364,19 @@ class _LetterReader:
     def _read_opening(self, plain: str) -> str | None:
         """Return the letter that opens a text, if the rest explains it; "" if the rest contradicts it, else None."""
         first, _, rest = plain.partition("\n")
-        letter = self._read_alone(first) if rest else None
+        letter, has_own_text = self._read_alone(first) if rest else None, False
         if letter is None and (opening := _OPENING.match(plain)) is not None:
             letter, rest = self._match_letter(opening[2]), plain[opening.end() :]
+            own = self._texts.get(letter, "")
             if opening[1] == "a":  # an article
                 return None
-            if Denials(plain).cover(opening.start(1), opening.end(1)):
+            has_own_text = bool(own) and re.match(rf"{re.escape(own)}(?!\w)", rest.casefold()) is not None
+            if has_own_text:
+                rest = rest[len(own) :].lstrip(" .,;:)")
+            elif Denials(plain).cover(opening.start(1), opening.end(1)) or self._is_text_of_another(letter, rest):
                 return ""
-            if self._is_text_of_another(letter, rest):
-                return ""
+        if letter is None:
+            letter, rest = self._read_opening_text(plain)
         if letter is None:
             return None
         is_prose = len(re.findall(r"[^\W\d_]{2,}", rest[:200])) >= 2 or re.search(f"[{SPACELESS}]{{2}}", rest)
@@ -369,7 +384,19 @@ class _LetterReader:
         is_denied = is_taken_back(rest) or self.is_contradicted(letter, rest)
         if not letter or is_denied:
             return ""
-        return letter if is_explained or not self._texts else None
+        return letter if is_explained or has_own_text or not self._texts else None
+
+    def _read_opening_text(self, plain: str) -> tuple[str | None, str]:
+        """Return the option whose text opens a text of more, and the rest; None if the rest names another one."""
+        folded = plain.casefold()
+        opened = [name for name, text in self._texts.items() if text and folded.startswith(text)]
+        for name in sorted(opened, key=lambda name: -len(self._texts[name])):
+            rest = plain[len(self._texts[name]) :]
+            if re.match(r"[.,;:!]\s|\n|\s-\s|,? because\b", rest, re.IGNORECASE):
+                padded = f" {_split_words(rest)} "
+                others = [words for other, words in self._words.items() if other != name and f" {words} " in padded]
+                return (None if others else name), rest.lstrip(" .,;:!-\n")
+        return None, ""
 
     def _is_text_of_another(self, letter: str, label_text: str) -> bool:
         """Return whether what follows a letter begins with another option's text, and not with its own."""
@@ -394,7 +421,11 @@ class _LetterReader:
                 _Mention(
                     names=names,
                     is_denied=denials.cover(start, end),
-                    is_claimed=bool(is_confirmed or (ends_clause and _CLAIM_BEFORE.search(window))),
+                    is_claimed=bool(
+                        is_confirmed
+                        or (ends_clause and _CLAIM_BEFORE.search(window))
+                        or (_LONE_END.match(plain, end) and _LONE_BEFORE.search(window))
+                    ),
                     is_offered=ends_clause and _OFFER_BEFORE.search(window) is not None,
                     is_question=re.match(r"[)\]]?\s*[?？]", plain[end : end + 4]) is not None,
                 )
@@ -479,7 +510,9 @@ class _LetterReader:
             return min(names) if len(names) == 1 and not names & denied else None
         opening = re.match(r"[(\[]([a-zA-Z])[)\]]|([A-Z])[).:,](?=\s|$)", plain)
         if opening and (letter := self._match_letter(opening[1] or opening[2])):
-            return letter if affirmed and affirmed[0].names == {letter} and letter not in denied else None
+            is_alone = affirmed[:1] == [mention for mention in affirmed if mention.names == {letter}][:1]
+            is_hedged = any(mention.is_offered and mention.names != {letter} for mention in affirmed)
+            return letter if is_alone and affirmed and letter not in denied and not is_hedged else None
         remaining = frozenset().union(*(mention.names for mention in affirmed)) - denied
         if affirmed:
             return min(remaining) if len(remaining) == 1 else None
@@ -527,8 +560,9 @@ _AMBIGUOUS = re.compile(
     rf"|#[\s-]*(?:and\s+)?(?:a\s+)?\b(?:{_FRACTION_WORDS})\b|\b(?:{_FRACTION_WORDS})\s+of\s+(?:the\s+|a\s+)?#"
     rf"|\b{_FUNCTIONS}\b(?:\s+(?:of|value))*[\s({{\[]*#|[$€£¥₩₹]\s*#\s?[mb]\b|#\s?[xyzni]\b(?!\s*[a-z])"
     r"|#[)\s]*(?:[-+*/×÷:x^·⋅•∙⁄∕∗.]+|\b(?:times|plus|minus|point|over|by|divided by)\b)\s*-?#|#\s+#|#\s*[)\]]\s*\^"
-    r"|[±∓√∛<>≤≥≠∞⩽⩾≦≧≲≳≪≫≮≯⪅⪆≶≷¬]|!\s*=|#\s?!|#[)\s]*\?|\+\s*/\s*-|-[\s({\[]*#"
-    r"|\b(?:not|never|except|neither|nor|none)\b|n't\b"
+    r"|[±∓√∛⌊⌈<>≤≥≠∞⩽⩾≦≧≲≳≪≫≮≯⪅⪆≶≷¬]|!\s*=|#\s?!|#[)\s]*\?|\+\s*/\s*-|-[\s({\[]*#"
+    r"|\b(?:not|never|except|neither|nor|none)\b|n't\b|\|[\s-]*#\s*\||#[\s-]*(?:score|(?:degrees\s+)?below)\b"
+    r"|\btoo (?:low|high|many|few|much|little|small|large|big|short|long)\b"
     r"|\b(?:at (?:least|most)|(?:more|less|fewer|greater|larger|smaller|other) than|up to)\s+#"
     r"|\b(?:over|under|above|below|beyond|exceed(?:s|ing)?|minimum of|maximum of|mod(?:ulo)?)\s+#"
     r"|#\s*(?:\+(?!\s*#)|plus\b|or (?:more|less|fewer|over|under|so)\b|and (?:more|over|up|above|below)\b)"
