@@ -91,7 +91,20 @@ async def collect_batch(
     settings = components.recipe.rl
     progress = _Progress.start(tasks, prompt_sampler, settings)
     while progress.may_collect(settings):
-        await progress.collect_round(components, step, run_fn)
+        positions, num_required = progress.take_prompts(components)
+        groups_by_index: dict[int, Group] = {}
+        await collect_groups(
+            components,
+            tasks,
+            positions,
+            step,
+            earlier_positions=progress.groups_by_position,
+            num_required=num_required,
+            on_group_done=groups_by_index.__setitem__,
+            on_discarded=progress.discarded.append,
+            run_fn=run_fn,
+        )
+        progress.add_round(positions, groups_by_index, settings, step)
     groups, discarded = [*progress.groups_by_position.values()], progress.discarded
     if on_rollouts is not None:  # before a check fails, which the records may explain
         seed, mixture = components.recipe.seed, Mixture.from_tasks(tasks)
@@ -182,31 +195,23 @@ class _Progress:
         num_prompts = len(self.groups_by_position) + len(self.cancelled_positions)
         return self.num_rounds == 0 or (num_prompts < len(self.tasks) and not self.is_failing)
 
-    async def collect_round(self, components: TrainingComponents, step: int, run_fn: RunEpisode) -> None:
-        """Take prompts for the missing groups, sample them, and select among all groups of the step."""
-        settings = components.recipe.rl
-        num_required, num_launched = settings.selection.compute_launch_counts(self.selection.num_missing)
-        positions = self._take_positions(components, num_launched)
-        round_groups: dict[int, Group] = {}  # by index
-        await collect_groups(
-            components,
-            self.tasks,
-            positions,
-            step,
-            earlier_positions=self.groups_by_position,
-            num_required=num_required,
-            on_group_done=round_groups.__setitem__,
-            on_discarded=self.discarded.append,
-            run_fn=run_fn,
-        )
+    def take_prompts(self, components: TrainingComponents) -> tuple[list[int], int]:
+        """Return the positions of a round's prompts, and how many of their groups must end."""
+        num_required, num_launched = components.recipe.rl.selection.compute_launch_counts(self.selection.num_missing)
+        return self._take_positions(components, num_launched), num_required
+
+    def add_round(
+        self, positions: Sequence[int], groups_by_index: Mapping[int, Group], settings: RlConfig, step: int
+    ) -> None:
+        """Add a round's groups, by the index of their prompts in `positions`, and select among all of the step."""
         for index, position in enumerate(positions):
-            if index in round_groups:
-                self.groups_by_position[position] = round_groups[index]
+            if index in groups_by_index:
+                self.groups_by_position[position] = groups_by_index[index]
             else:
                 self.cancelled_positions.append(position)
         self.selection = _select(self.groups_by_position.values(), settings)
         self.num_rounds += 1
-        self.is_failing = not _has_usable_episode([*round_groups.values()])
+        self.is_failing = not _has_usable_episode([*groups_by_index.values()])
         is_warned = self.num_rounds >= _FIRST_WARNED_ROUND and self.num_rounds.bit_count() == 1
         if settings.selection.max_sampling_rounds is None and self.selection.num_missing and is_warned:
             num_kept, target = len(self.selection.kept_groups), settings.prompts_per_step
