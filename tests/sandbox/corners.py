@@ -64,18 +64,14 @@ os.rename('x' * 255, '\\udcff'); os.symlink('.', 'round'); os.chdir('round/round
 # Ways to notice what other processes do; added to the corners, since each must fail.
 CORNERS |= {
     "clocks of other processes": """
-def clocks(pids): return [pid for pid in pids for kind in (0, 1, 2) if pid != os.getpid() and sysc(228, (~pid << 3) | kind, ctypes.create_string_buffer(16)) == 0]
-breach(clocks([*range(1, 999), {host}]))
-breach(sysc(229, (~{host} << 3) | 2, ctypes.create_string_buffer(16)) == 0)""",
+ids = [(~pid << 3) | kind for pid in (*range(1, 999), {host}) for kind in (0, 1, 2) if pid != os.getpid()]
+breach([clock for clock in ids for call in (228, 229) if sysc(call, clock, ctypes.create_string_buffer(16)) == 0])""",
     "what the page cache holds": """
 import mmap
-fd = os.open(np.__file__, os.O_RDONLY); buffer = bytearray(4096)
-def succeeds(query, *args):
-    try: return query(*args) is not None
-    except OSError: return False
-breach(succeeds(lambda: os.preadv(fd, [buffer], 0, os.RWF_NOWAIT)))
-m = mmap.mmap(fd, 4096, prot=mmap.PROT_READ); address = np.frombuffer(m, np.uint8).ctypes.data
-breach(sysc(27, address, 4096, ctypes.create_string_buffer(1)) == 0); breach(sysc(28, address, 4096, 21) == 0)""",
+fd = os.open(np.__file__, os.O_RDONLY)
+address = np.frombuffer(mmap.mmap(fd, 4096, prot=mmap.PROT_READ), np.uint8).ctypes.data
+breach(sysc(27, address, 4096, ctypes.create_string_buffer(1)) == 0); breach(sysc(28, address, 4096, 21) == 0)
+breach(os.preadv(fd, [bytearray(4096)], 0, os.RWF_NOWAIT))""",
     "how busy the machine is": "breach(sysc(99, ctypes.create_string_buffer(128)) == 0)",
 }
 
