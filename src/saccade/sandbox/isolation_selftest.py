@@ -21,6 +21,7 @@ from saccade.sandbox.limits import Limits
 from saccade.sandbox.protocol import receive_json, send_json
 
 SELFTEST_TIMEOUT = 60.0
+LATER_LANDLOCK = "later Landlock"  # a disabled layer: what came after the first version of the kernel's interface
 
 
 def select_isolation(library_bytes: int, disabled_layers: frozenset[str]) -> IsolationReport:
@@ -30,6 +31,7 @@ def select_isolation(library_bytes: int, disabled_layers: frozenset[str]) -> Iso
     """
     reasons = dict.fromkeys(disabled_layers, "disabled on purpose")
     landlock = _probe_feature("Landlock", syscalls.probe_landlock_version, reasons)
+    landlock = min(landlock, 1) if LATER_LANDLOCK in disabled_layers else landlock
     seccomp = bool(_probe_feature("seccomp", syscalls.probe_seccomp, reasons))
     escapes: tuple[str, ...] = ()
     candidates: list[tuple[Namespaces, bool]] = [("user", True), ("user", False), ("", False)]  # the strongest first
