@@ -244,13 +244,19 @@ def needs(name, *overrides, gpus=1):
 def test_memory_of_8b():
     P = 8_767_123_696
     found = needs("paravt/para_grpo", "model.trained_weights=all", gpus=8)
-    # bfloat16 weights; float32 gradients, two moments and copies: 2 + 4 + 8 + 4 bytes a parameter.
+    # Divided: float32 weights, gradients and two moments; gathered in bfloat16: the root unit and two of 36 layers of
+    # 192,946,432 parameters, and the gradients of the root unit and of one layer.
+    layer = 192_946_432
+    root = P - 36 * layer
     held = (found.weights, found.gradients, found.optimizer_state, found.master_weights)
-    assert held == (2 * P // 8, 4 * P // 8, 8 * P // 8, 4 * P // 8)
+    assert held == (4 * P // 8 + 2 * (root + 2 * layer), 4 * P // 8 + 2 * (root + layer), 8 * P // 8, 0)
     assert found.logits == 5 * 4 * 2**27
     assert found.checkpointed_activations < found.activations / 10
     assert found.peak == sum(held) + found.logits + found.checkpointed_activations
     alone = needs("paravt/para_grpo", "model.trained_weights=all")
+    # bfloat16 weights; float32 gradients, two moments and copies: 2 + 4 + 8 + 4 bytes a parameter.
+    assert (alone.weights, alone.gradients) == (2 * P, 4 * P)
+    assert (alone.optimizer_state, alone.master_weights) == (8 * P, 4 * P)
     assert alone.checkpointed_activations == found.checkpointed_activations  # every GPU makes passes of its own
     assert alone.peak - alone.checkpointed_activations - alone.logits == 18 * P
 

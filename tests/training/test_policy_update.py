@@ -69,8 +69,9 @@ def test_advantages_are_whitened_over_all_tokens_after_the_kl_penalty():
 def test_reinforce_plus_plus_by_hand():
     """Rewards 1 and 0 minus 0.1 times the KL to go: 0.97, 1.02 and -0.1, of mean 0.63 and sample variance 0.4003."""
     kl = KlConfig(reward_coef=0.1)
-    right = _apply_kl_penalty(make_batch([4, 4], [-1.0, -1.2], advantage=1.0), torch.tensor([-1.5, -1.0]), kl)
-    wrong = _apply_kl_penalty(make_batch([1], [-0.5], advantage=0.0), torch.tensor([-1.5]), kl)
+    right, wrong = make_batch([4, 4], [-1.0, -1.2], advantage=1.0), make_batch([1], [-0.5], advantage=0.0)
+    right = _apply_kl_penalty(replace(right, ref_logp_N=np.array([-1.5, -1.0], dtype=np.float32)), kl)
+    wrong = _apply_kl_penalty(replace(wrong, ref_logp_N=np.array([-1.5], dtype=np.float32)), kl)
     white_N = np.concatenate([batch.advantage_N for batch in _whiten_advantages([right, wrong])])
     assert white_N.tolist() == pytest.approx([0.34 / 0.63269, 0.39 / 0.63269, -0.73 / 0.63269], rel=1e-4)
 

@@ -381,18 +381,35 @@ def compute_tree_sizes(conversation: ConversationSize, num_episodes: int, pack_l
 
 
 def estimate_state(recipe: Recipe, sizes: ModelSizes, optim: OptimizerConfig, *, gpus: int = 1) -> dict[str, int]:
-    """Estimate the bytes of the weights and of all that training stores per weight, on each of `gpus` GPUs."""
+    """Estimate the bytes of the weights and of all that training stores per weight, on each of `gpus` GPUs.
+
+    Several GPUs divide the weights in float32, so there is no master copy; a frozen vision tower isn't divided. What is
+    gathered at a time counts as weights and gradients: the root unit (all but the language layers) and two layers, one
+    of them prefetched.
+    """
     size = DTYPE_BYTES[recipe.model.dtype]
     trained, num_matrix = sizes.count_trained_parameters(recipe.model)
     # AdamW has two moments per parameter, Muon one.
     num_muon = num_matrix if optim.name == "muon" else 0
-    state = {
+    if gpus > 1:
+        num_weights = sizes.num_parameters + (trained if recipe.model.lora_rank else 0)
+        num_vision, num_layers = sizes.count_vision_parameters(), sizes.count_layer_parameters()
+        num_undivided = num_vision if recipe.model.lora_rank or recipe.model.trained_weights != "all" else 0
+        num_root, num_layer = sizes.num_parameters - num_layers - num_undivided, num_layers // sizes.num_layers
+        num_gathered = 0 if recipe.model.lora_rank else num_root + num_layer  # an adapter is far smaller than a layer
+        return {
+            "weights": (num_weights - num_undivided) * _FLOAT32_BYTES // gpus
+            + (num_undivided + num_root + 2 * num_layer) * size,
+            "gradients": trained * _FLOAT32_BYTES // gpus + num_gathered * size,
+            "optimizer_state": (2 * trained - num_muon) * _FLOAT32_BYTES // gpus,
+            "master_weights": 0,
+        }
+    return {
         "weights": (sizes.num_parameters + (trained if recipe.model.lora_rank else 0)) * size,
         "gradients": trained * _FLOAT32_BYTES,
         "optimizer_state": (2 * trained - num_muon) * _FLOAT32_BYTES,
         "master_weights": trained * _FLOAT32_BYTES if size < _FLOAT32_BYTES else 0,
     }
-    return {name: num_bytes // gpus for name, num_bytes in state.items()}
 
 
 def estimate_memory(
@@ -424,7 +441,8 @@ def estimate_memory(
     trained, _ = sizes.count_trained_parameters(recipe.model)
     has_reference = kl is not None and kl.reference_device == "device" and bool(kl.loss_coef or kl.reward_coef)
     state = estimate_state(recipe, sizes, optim, gpus=gpus)
-    state["reference_weights"] = trained * size // gpus if has_reference else 0
+    reference_size = size if gpus == 1 else _FLOAT32_BYTES
+    state["reference_weights"] = trained * reference_size // gpus if has_reference else 0
     logits = _LOGITS_COPIES * _FLOAT32_BYTES * min(B * T * sizes.vocab_size, MAX_LOGITS_PER_CHUNK)
     saved = mask + (checkpointed if recipe.model.activation_checkpointing else activations)
     return MemoryEstimate(

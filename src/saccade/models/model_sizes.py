@@ -65,6 +65,14 @@ class ModelSizes:
         sizes = replace(self, shapes=language_model)
         return sizes.num_parameters, sizes.num_matrix_parameters
 
+    def count_vision_parameters(self) -> int:
+        """Return the number of parameters of the vision tower and its projector."""
+        return sum(math.prod(shape) for name, shape in self.shapes.items() if ".visual." in name)
+
+    def count_layer_parameters(self) -> int:
+        """Return the number of parameters of all language layers."""
+        return sum(math.prod(shape) for name, shape in self.shapes.items() if "language_model.layers." in name)
+
     def count_adapter_parameters(self, rank: int) -> int:
         """Return the number of parameters of LoRA adapters of `rank` on every linear layer of the text model."""
         shapes = (shape for name, shape in self.shapes.items() if "language_model.layers." in name)
