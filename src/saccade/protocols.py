@@ -27,7 +27,7 @@ from saccade.types import (
 from saccade.utils.async_utils import PausableClock
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PixelBudget:
     """Limits on an image's area after resizing, in pixels (width times height)."""
 

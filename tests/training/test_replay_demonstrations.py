@@ -181,6 +181,15 @@ def test_a_long_result_is_truncated_as_in_rollouts(components, is_recorded):
         assert get_trained_texts(components, child) == [text + "<|im_end|>"]
 
 
+def test_a_recorded_error_does_not_stand_for_a_call_that_is_refused(components):
+    demonstration = replace(
+        DEMONSTRATION, replies=(THINK + MALFORMED, ANSWER), children=(), results=((RecordedResult(error="no"),),)
+    )
+    environment, context = components.environments(TASK), components.build_context(seed=0)
+    with raises(DataError, key="replies", value="t-1"):
+        asyncio.run(replay_demonstration(demonstration, environment, context, accept_recorded_errors=True))
+
+
 def test_the_end_of_a_long_error_is_shown(components):
     error = "Traceback (most recent call last):\n" + "  line\n" * 400 + "NameError: red"
     demonstration = replace(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from saccade.chat.parser import parse_reply
 from saccade.data.dataset import detect_item_type, find_task_problem, get_task, parse_item
 from saccade.data.source_row import SourceRow, iterate_rows_with_errors
 from saccade.errors import DataError, MediaError
@@ -224,6 +225,6 @@ def _find_answer_problems(item: Task | Demonstration, task: Task) -> list[str]:
         problems.append("its ground truth is blank")
     if len({*map(_fold_text, task.options)}) < len(task.options):
         problems.append("two of its options are the same")
-    if isinstance(item, Demonstration) and (not item.replies or "</answer>" not in item.replies[-1]):
+    if isinstance(item, Demonstration) and (not item.replies or parse_reply(item.replies[-1]).answer is None):
         problems.append("its last reply has no closed answer")
     return problems

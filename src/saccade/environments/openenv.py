@@ -201,7 +201,7 @@ class Openenv(ConfiguredEnvironment):
                 value=missing[0],
             )
         images = []
-        budget = PixelBudget(min_pixels=self.settings.image_pixels[0], max_pixels=self.settings.image_pixels[1])
+        budget = PixelBudget(*self.settings.image_pixels)
         for name in self.settings.image_fields:
             if observation[name]:
                 with convert_errors(

@@ -95,7 +95,7 @@ async def load_media(task: Task, ctx: Context, settings: PromptSettings, load_vi
     """Return the task's media in order: each image, and of each video what `load_video` returns."""
     num_videos = sum(media.kind is MediaKind.VIDEO for media in task.media)
     shares = iter(split_frame_budget(ctx.frame_budget or settings.num_frames, num_videos))
-    budget = PixelBudget(min_pixels=settings.image_pixels[0], max_pixels=settings.image_pixels[1])
+    budget = PixelBudget(*settings.image_pixels)
     parts: list[str | ImageRef] = []
     for media in task.media:
         if media.kind is MediaKind.IMAGE:
@@ -125,7 +125,7 @@ async def load_overview(
         times = sample_uniform_times(clip.duration, max_frames)
     else:
         times = sample_window_times(0.0, clip.duration, fps=settings.overview_fps, max_frames=max_frames)
-    budget = PixelBudget(min_pixels=settings.frame_pixels[0], max_pixels=settings.frame_pixels[1])
+    budget = PixelBudget(*settings.frame_pixels)
     frames = await ctx.media.load_frames(path, times, factor=ctx.renderer.factor, budget=budget)
     return interleave_subtitles(frames, cues, ctx, settings, timestamp_format)
 

@@ -287,7 +287,7 @@ async def load_recorded_result(recorded: RecordedResult, ctx: Context, image_pix
 
     Raises MediaError.
     """
-    budget = PixelBudget(min_pixels=image_pixels[0], max_pixels=image_pixels[1])
+    budget = PixelBudget(*image_pixels)
     images = [
         await ctx.media.load_image(image.path, factor=ctx.renderer.factor, budget=budget) for image in recorded.images
     ]

@@ -44,7 +44,7 @@ async def python(
     """
     limits = Limits(timeout=timeout, cpu_seconds=cpu_seconds, memory_mib=memory_mib, max_images=max_images)
     open_session = functools.partial(_open_session, ctx, limits, isolation)
-    budget = PixelBudget(min_pixels=image_pixels[0], max_pixels=image_pixels[1])
+    budget = PixelBudget(*image_pixels)
     async with contextlib.nullcontext(ctx.resources) if ctx.resources else EpisodeResources() as resources:
         session = await resources.get_or_open("python", open_session)
         result, images = await _run_code(session, code, ctx, budget)

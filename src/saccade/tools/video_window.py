@@ -92,7 +92,7 @@ async def load_window(
         window = f"the window from {start_time:g} to {end_time:g}"
         raise ToolError(f"{window} lies outside the video, which lasts {info.duration:g} seconds")
     times = sample_window_times(start, end, fps=fps, min_frames=frame_range[0], max_frames=frame_range[1])
-    budget = PixelBudget(min_pixels=frame_pixels[0], max_pixels=frame_pixels[1])
+    budget = PixelBudget(*frame_pixels)
     frames = await ctx.media.load_frames(ctx.video_path, times, factor=ctx.renderer.factor, budget=budget)
     cues = select_cues_between(ctx.subtitles, start, end)
     cues = subsample_cues(cues, max_subtitle_tokens, lambda line: len(ctx.renderer.encode(line)))

@@ -54,7 +54,7 @@ async def zoom_image(
     (x_start, x_end), (y_start, y_end) = (
         _compute_pixel_span(clipped[i] / extent[i], clipped[i + 2] / extent[i], size[i]) for i in (0, 1)
     )
-    budget = PixelBudget(min_pixels=image_pixels[0], max_pixels=image_pixels[1])
+    budget = PixelBudget(*image_pixels)
     crop = await ctx.media.load_image(
         source.path, factor=ctx.renderer.factor, budget=budget, box=(x_start, y_start, x_end, y_end)
     )

@@ -37,6 +37,7 @@ from saccade.protocols import (
     WeightSource,
 )
 from saccade.rollouts.runner import run_episode
+from saccade.tools.base import OMISSION_MARK
 from saccade.training.training_samples import build_sample
 from saccade.types import (
     BlockKind,
@@ -242,7 +243,9 @@ def find_turn_problem(
         reason = f"turn {number} has {len(recorded)} results for {len(turn.reply.calls)} calls"
         return Problem(Refusal.SURPLUS_RESULTS, reason)
     for index, result in enumerate(turn.results):
-        is_accepted = accept_recorded_errors and index < len(recorded) and recorded[index].error is not None
+        own_error = recorded[index].error if accept_recorded_errors and index < len(recorded) else None
+        # The environment may refuse the call, and shows that in place of the recorded error.
+        is_accepted = own_error is not None and own_error.endswith((result.error or "").removeprefix(OMISSION_MARK))
         if result.error is not None and not is_accepted:
             # A traceback ends with its cause.
             cause = (result.error.strip().splitlines() or [""])[-1].strip()[:MAX_CAUSE_CHARS]
