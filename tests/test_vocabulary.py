@@ -169,8 +169,6 @@ EXCEPTIONS = {
     ("src/saccade/environments/prompts/agentic_videozoomer.yaml", "mend"): "a prompt, whose text results depend on",
     ("docs/experiments/selection/report.md", "mean_std"): "the plots of that run write it",
     ("src/saccade/reporting/plots.py", "blind"): "color-blind readers",
-    ("src/saccade/rewards/answer_types/denials.py", "aside"): "a denial that replies use: aside from",
-    ("tests/rewards/test_answer_claims.py", "aside"): "a denial that replies use: aside from",
     ("src/saccade/rewards/judge.py", "somebody"): "a judge's prompt, by whose text cached verdicts are kept",
     ("src/saccade/evaluation/benchmarks/mathverse.py", "mend"): "a judge's prompt",
     ("src/saccade/evaluation/benchmarks/tirbench.py", "mend"): "a judge's prompt",
