@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
 from saccade.config.schema import ModelConfig
-from saccade.errors import ConfigError, RunError, convert_errors
+from saccade.errors import RunError, convert_errors
 from saccade.training.distributed.conductor import Conductor, create_control_group, follow
 from saccade.training.distributed.worker import Worker
 
@@ -97,8 +97,6 @@ def launch_processes(num_processes: int) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    if num_processes < 1:
-        raise ConfigError(f"--nproc {num_processes}: at least one process is needed", key="--nproc")
     config = LaunchConfig(
         run_id=uuid.uuid4().hex,
         min_nodes=1,
