@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from saccade.engines.sampling_filters import NEUTRAL_VALUES
 from saccade.evaluation.benchmark_result import Scorecard, read_scorecards
 from saccade.metrics.statistics import Interval
 from saccade.metrics.tables import Bar, Table
@@ -27,6 +28,16 @@ COST_NOTE = (
 COMPARABILITY_WARNING = (
     "Published values were measured by others under other conditions (prompts, frames, decoding, answer parsing): "
     "use them for orientation; a difference from them proves nothing."
+)
+# The conditions that a reader needs beside the score; all of them are in a folded table.
+HEADER_CONDITIONS = (
+    "environment",
+    "environment.prompt_format",
+    "tools",
+    "temperature",
+    *NEUTRAL_VALUES,
+    "samples",
+    "frames",
 )
 REFERENCE_SCORES_FILE = Path(__file__).parent / "static" / "reference_scores.json"
 
@@ -223,8 +234,10 @@ def build_example_table(scorecard: Scorecard) -> Table:
 
 
 def _iterate_counts(scorecard: Scorecard) -> Iterator[tuple[str, str]]:
-    """Yield counts of questions, answers and failures, and the judge."""
-    full_set = scorecard.full_set
+    """Yield the main settings, counts of questions, answers and failures, and the judge."""
+    full_set, conditions = scorecard.full_set, scorecard.conditions
+    if settings := [f"{name} {conditions[name]}" for name in HEADER_CONDITIONS if name in conditions]:
+        yield "settings", ", ".join(settings)
     yield "questions", f"{scorecard.num_tasks}{f' of {full_set.num_questions}' if full_set else ''}"
     yield "clusters (videos or problems)", str(scorecard.num_clusters)
     if full_set and full_set.uncovered:

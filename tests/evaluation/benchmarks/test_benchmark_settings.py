@@ -88,7 +88,8 @@ def test_the_report_shows_the_settings_of_its_benchmark(tmp_path, tiny_folder):
     small = ["sampling.max_tokens=4", "environment.settings.num_frames=2"]
     words = ["eval", "tiny/para_grpo", own, *small, "--model", tiny_folder, "--bench", "vstar", "--allow-incomplete"]
     words += ["--bench-data", tmp_path / "copies", "--out", tmp_path / "run"]
-    good(*words)
+    output = " ".join(good(*words).split())
+    assert "environment parallel_crop, tools on, temperature 0.5, samples 2 per question" in output
     path = tmp_path / "run" / "evaluations" / "vstar.scorecard.json"
     card = json.loads(path.read_text())
     assert (card["num_answers"], card["conditions"]["samples"], card["conditions"]["temperature"]) == (
