@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -150,16 +150,40 @@ def _validate_setting(folder: str, name: str, parameter: inspect.Parameter, valu
     if parameter.annotation is parameter.empty:
         return value
     try:
-        checked = TypeAdapter(parameter.annotation).validate_python(value)
+        checked = TypeAdapter(parameter.annotation).validate_python(refuse_bool(value, parameter.annotation))
         expected = ""
     except ValidationError as error:
         checked, expected = None, error.errors()[0]["msg"].lower()
+    except ValueError as error:
+        checked, expected = None, str(error)
     if isinstance(checked, float) and not math.isfinite(checked):  # recipes reject infinities and NaN everywhere
         expected = "input should be a finite number"
     if expected:
         message = f"{folder}/{name}: the setting {parameter.name!r} can't be {value!r}: {expected}"
         raise ConfigError(message, key=_get_setting_key(folder, name, parameter.name), value=value)
     return checked
+
+
+def refuse_bool(value: Any, annotation: Any) -> Any:
+    """Return the value. Raises ValueError if it, or an item of it, is a bool where the annotation has only numbers."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            refuse_bool(item, annotation)
+    elif isinstance(value, bool):
+        types = _list_types(annotation)
+        if not types.isdisjoint({int, float}) and types.isdisjoint({bool, Any, object}):
+            raise ValueError("it should be a number")
+    return value
+
+
+def _list_types(annotation: Any) -> set[Any]:
+    """Return the types that an annotation is made of."""
+    arguments = [argument for argument in get_args(annotation) if isinstance(argument, type) or get_origin(argument)]
+    if get_origin(annotation) is Annotated:
+        arguments = [get_args(annotation)[0]]
+    elif get_origin(annotation) is Literal:
+        return {type(argument) for argument in get_args(annotation)}
+    return set().union(*map(_list_types, arguments)) if arguments else {annotation}
 
 
 @functools.cache

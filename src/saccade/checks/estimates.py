@@ -36,6 +36,7 @@ Medium = Literal["video", "image"]
 TokenCounter = Callable[[Sequence[Message], Sequence[Mapping[str, Any]]], int]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+MAX_COUNT = 4_000_000  # of a planned step's conversations, rows and frames, and of a conversation's tokens
 _FLOAT32_BYTES = 4
 _LOGITS_COPIES = 5  # of a chunk of logits, at the peak
 _TURN_MARKER_TOKENS = 8  # around a turn, or around a tool result
@@ -172,6 +173,7 @@ def estimate_episode(
     def estimate_conversation(
         num_frames: int, pixels: tuple[int, int], num_replies: int, *, is_main_agent: bool
     ) -> ConversationSize:
+        _require_countable({f"{section}.settings.num_frames": num_frames})
         budget = PixelBudget(min_pixels=pixels[0], max_pixels=pixels[1])
         width, height = fit_size(*assumptions.video_size, sizes.factor, budget)
         frames = [ImageRef(path="", digest="", time=100.0 + i, width=width, height=height) for i in range(num_frames)]
@@ -298,6 +300,26 @@ class MemoryEstimate:
     peak: int  # in the last backward pass of a step, with the recipe's activation checkpointing
 
 
+def _require_countable(counts: Mapping[str, int]) -> None:
+    """Raise ConfigError for a step too large to plan; `counts` are its numbers by the keys that decide them."""
+    for key, count in counts.items():
+        if count > MAX_COUNT:
+            message = f"{key} is too large to plan: a step would have {count:.3g} of its items, more than {MAX_COUNT:,}"
+            raise ConfigError(message, key=key, value=count)
+
+
+def _require_plannable(num_groups: int, group_size: int, episode: EpisodeSize) -> None:
+    """Raise ConfigError for an RL step with too many conversations to plan."""
+    _require_countable(
+        {
+            "rl.prompts_per_step": num_groups,
+            "rl.group_size": num_groups * group_size,
+            "environment.settings.max_turns": num_groups * group_size * episode.num_sub_agents,
+            "environment.settings.max_context_tokens": episode.longest.total_tokens,
+        }
+    )
+
+
 def estimate_rollouts(recipe: Recipe, episode: EpisodeSize) -> RolloutCost:
     """Estimate the rollouts that an RL step launches: more than it trains, if it oversamples or over-provisions.
 
@@ -305,6 +327,7 @@ def estimate_rollouts(recipe: Recipe, episode: EpisodeSize) -> RolloutCost:
     """
     group_size = recipe.rl.group_size + needs_baseline_episode(recipe.rl.advantage)
     _, num_groups = recipe.rl.selection.compute_launch_counts(recipe.rl.prompts_per_step)
+    _require_plannable(num_groups, group_size, episode)
     prompts = episode.assign_frame_budgets(num_groups)
     children = [episode.sub_agent] * (num_groups * group_size * episode.num_sub_agents) if episode.sub_agent else []
     return RolloutCost(
@@ -321,6 +344,7 @@ def estimate_rollouts(recipe: Recipe, episode: EpisodeSize) -> RolloutCost:
 def estimate_rl_training(recipe: Recipe, episode: EpisodeSize) -> TrainingCost:
     """Estimate the training of an RL step: whole groups, and their sub-agents if those share the credit."""
     settings, group_size, sub_agent = recipe.rl, recipe.rl.group_size, episode.sub_agent
+    _require_plannable(settings.prompts_per_step, group_size, episode)
     prompts = episode.assign_frame_budgets(settings.prompts_per_step)
     num_children = len(prompts) * group_size * episode.num_sub_agents
     children = [sub_agent] * num_children if sub_agent and settings.advantage.sub_agent_credit == "shared" else []
@@ -339,6 +363,7 @@ def estimate_rl_training(recipe: Recipe, episode: EpisodeSize) -> TrainingCost:
 def estimate_sft_training(recipe: Recipe, episode: EpisodeSize) -> TrainingCost:
     """Estimate the training of an SFT step: full rows with the largest prompt's share of visual tokens."""
     settings, longest = recipe.sft, episode.longest
+    _require_countable({"sft.tokens_per_step": settings.tokens_per_step // settings.pack_length})
     return _estimate_training(
         settings,
         unpacked_tokens=settings.tokens_per_step,

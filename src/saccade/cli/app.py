@@ -1,6 +1,7 @@
 """The command line: `saccade --help`. Heavy modules are imported inside the commands that need them."""
 
 import contextlib
+import errno
 import functools
 import os
 import shlex
@@ -53,12 +54,18 @@ class CommandGroup(TyperGroup):
     """The root command, which turns errors into one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; exit with 1 on a SaccadeError (3 if an alarm stopped the training), with 130 on Ctrl-C."""
+        """Run a command; exit with 1 on a SaccadeError or OSError (3: an alarm stopped the training), 130 on Ctrl-C."""
         try:
             return super().invoke(ctx)
         except SaccadeError as error:
             err.print(escape(str(error)), style="red", soft_wrap=True)
             raise typer.Exit(error.exit_code) from None
+        except OSError as error:  # a path that no file can have, or that can't be read: the command names it
+            if error.errno == errno.EPIPE:
+                raise
+            name = f"{error.filename!s:.80}: " if error.filename else ""
+            err.print(escape(f"{name}{(error.strerror or str(error)).lower()}"), style="red", soft_wrap=True)
+            raise typer.Exit(1) from None
         except KeyboardInterrupt:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
             is_resumable = command is not None and any("--resume" in option.opts for option in command.params)

@@ -64,6 +64,7 @@ def run_benchmarks(
     raises ConfigError for an unknown benchmark or scoring and for options that can't be shuffled, and DataError for a
     suffix or a benchmark's name that can't be part of a file's name.
     """
+    from saccade.evaluation.shards import check_name
     from saccade.reporting.benchmark_report import build_evaluation_tables, write_benchmark_report
     from saccade.runs import evaluation
 
@@ -72,7 +73,7 @@ def run_benchmarks(
     recipes = [evaluation.apply_benchmark_settings(recipe, benchmark, name, settings) for name, benchmark in benchmarks]
     for (_, benchmark), own in zip(benchmarks, recipes, strict=True):
         evaluation.check_option_shuffle(own, benchmark)
-        evaluation.check_name(format_evaluation_name(benchmark.name, suffix))
+        check_name(format_evaluation_name(benchmark.name, suffix))
     # Prepared first, so that a missing split is reported before hours of another evaluation.
     folders = [
         _prepare_data(benchmark_data, benchmark, name, evaluation.build_subset(own, benchmark, shard))

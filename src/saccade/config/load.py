@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -15,6 +15,7 @@ from saccade.plugins import suggest
 RECIPES_DIR = Path(__file__).parents[1] / "recipes"
 PLUGIN_NAME_KEYS = ("name", "estimator")  # keys that name the plugin of the `settings` beside them
 RecipeT = TypeVar("RecipeT", bound=Recipe)
+_MAX_YAML_CHARS, _MAX_YAML_VALUES, _MAX_YAML_DEPTH = 2**20, 100_000, 64  # of a file: far above any recipe
 SECTIONS_WITH_NULL_VALUES = ("rl.filters.",)  # null is a value of their keys; elsewhere it removes a mapping
 
 
@@ -102,10 +103,12 @@ class _Loader(yaml.SafeLoader):
     """A YAML loader that reads 1e-6 as a number and rejects duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(problem=f"the key {key!r} is duplicated")
+        seen: set[Any] = set()
+        for key in (self.construct_object(key, deep=True) for key, _ in node.value):
+            if isinstance(key, Hashable):  # another key is an error below
+                if key in seen:
+                    raise yaml.constructor.ConstructorError(problem=f"the key {key!r} is duplicated")
+                seen.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -117,7 +120,35 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, source: str, *, key: str = "") -> Any:
     """Parse YAML into plain values. Raises ConfigError, naming `source` and with `key` (default: `source`)."""
     with convert_errors(ConfigError, f"{source} isn't valid YAML", key=key or source):
-        return yaml.load(text, _Loader)
+        if len(text) > _MAX_YAML_CHARS:
+            raise ValueError(f"it is longer than {_MAX_YAML_CHARS} characters")
+        value = yaml.load(text, _Loader)
+        _measure(value, {})
+        return value
+
+
+def _measure(value: Any, sizes: dict[int, tuple[int, int]], depth: int = 0) -> tuple[int, int]:
+    """Return the number of values in a value with all its aliases expanded, and its depth. Raises ValueError.
+
+    A few lines of aliases may stand for billions of values, or for themselves; `sizes` holds the results by identity.
+    """
+    if depth > _MAX_YAML_DEPTH:
+        raise ValueError(f"it is nested deeper than {_MAX_YAML_DEPTH} levels, or refers to itself")
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("a text contains a null character")
+    if not isinstance(value, dict | list):
+        return 1, 0
+    if id(value) not in sizes:
+        items = [*value, *value.values()] if isinstance(value, dict) else value
+        measured = [_measure(item, sizes, depth + 1) for item in items]
+        height = max((height for _, height in measured), default=0) + 1
+        sizes[id(value)] = 1 + sum(size for size, _ in measured), height
+    size, height = sizes[id(value)]
+    if size > _MAX_YAML_VALUES:
+        raise ValueError(f"it holds more than {_MAX_YAML_VALUES} values, aliases expanded")
+    if depth + height > _MAX_YAML_DEPTH:
+        raise ValueError(f"it is nested deeper than {_MAX_YAML_DEPTH} levels")
+    return size, height
 
 
 def read_yaml(path: Path, kind: str) -> Any:

@@ -18,12 +18,13 @@ from pydantic import (
     Field,
     Tag,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from saccade.errors import ConfigError
-from saccade.plugins import suggest
+from saccade.plugins import refuse_bool, suggest
 
 
 def _check_range(bounds: tuple[int, int]) -> tuple[int, int]:
@@ -46,6 +47,12 @@ class Section(BaseModel):
     """A part of a recipe; frozen, rejects unknown keys. Its validators raise ConfigError for contradicting values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_bool(cls, value: Any, info: ValidationInfo) -> Any:
+        # To Python, and so to pydantic, `true` is the number 1.
+        return refuse_bool(value, cls.model_fields[info.field_name or ""].annotation)
 
     def with_values(self, values: Mapping[str, object]) -> Self:
         """Return a copy with other values, by dotted key; they are not validated.

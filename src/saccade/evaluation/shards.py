@@ -7,11 +7,12 @@ evaluations/<name>.jsonl                      all of them, merged: the results t
 
 import filecmp
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from saccade.errors import RunError
+from saccade.errors import DataError, RunError
 from saccade.evaluation.judge_results import VERDICTS_SUFFIX, read_verdicts
 from saccade.evaluation.records import Record, SampleKey, find_fingerprint_differences, read_newest_records
 from saccade.evaluation.subset import WEIGHTS_SUFFIX, Shard, read_stratified_weights
@@ -21,6 +22,7 @@ from saccade.utils.jsonl import read_json, relativize_path, write_jsonl
 
 MANIFEST_SUFFIX = ".shard.json"
 SHARDS_DIR = Path("evaluations", "shards")
+_MAX_NAME_BYTES = 128  # file systems allow 255, with suffixes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +37,22 @@ class ShardManifest:
     samples: tuple[tuple[int, SampleKey], ...]
 
 
+def check_name(name: str) -> None:
+    """Raise DataError for a name of an evaluation that can't be a file's."""
+    if not re.fullmatch(r"\w[\w.-]*", name) or len(name.encode()) > _MAX_NAME_BYTES:
+        message = (
+            f"an evaluation can't be called {name[:40]!r}; give it a name of letters, digits, '_', '-' and '.', of at "
+            f"most {_MAX_NAME_BYTES} bytes"
+        )
+        raise DataError(message, key="name", value=name)
+
+
 def get_results_path(folder: Path, name: str, shard: Shard | None) -> Path:
-    """Return the results file of an evaluation, or of one of its shards, in the run `folder`."""
+    """Return the results file of an evaluation, or of one of its shards, in the run `folder`.
+
+    Raises DataError for a name that can't be a file's.
+    """
+    check_name(name)
     if shard is None:
         return folder / "evaluations" / f"{name}.jsonl"
     return folder / SHARDS_DIR / name / f"{shard.index}-of-{shard.num_shards}.jsonl"
@@ -48,7 +64,8 @@ def get_shard_file(manifest: Path, suffix: str) -> Path:
 
 
 def list_shard_manifests(folder: Path, name: str) -> Sequence[Path]:
-    """Return the shard manifests of an evaluation in a run."""
+    """Return the shard manifests of an evaluation in a run. Raises DataError for a name that can't be a file's."""
+    check_name(name)
     return sorted((folder / SHARDS_DIR / name).glob(f"*{MANIFEST_SUFFIX}"))
 
 

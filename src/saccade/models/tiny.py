@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,14 @@ def make_tiny_model(
         "image_mean": settings.image_mean,
         "image_std": settings.image_std,
     }
-    _save_checkpoint(Path(folder), model, tokenizer, preprocessor)
+    target = Path(folder)
+    draft = target / ".draft"  # in the same file system
+    shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
+    _save_checkpoint(draft, model, tokenizer, preprocessor)
+    # config.json comes last: it is what makes the folder a model.
+    for file in sorted(draft.iterdir(), key=lambda file: file.name == "config.json"):
+        file.replace(target / file.name)
+    draft.rmdir()
 
 
 def build_tiny_config(

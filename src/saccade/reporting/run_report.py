@@ -16,6 +16,7 @@ from saccade.config.load import load_recipe
 from saccade.config.schema import AlarmConfig
 from saccade.evaluation.compare import Comparison, Evaluation, compare_evaluations, read_evaluations
 from saccade.metrics.episode_metrics import has_run_tools
+from saccade.metrics.metric_log import read_metric_rows
 from saccade.metrics.statistics import Estimate
 from saccade.metrics.tables import Bar, Table, format_counts, format_estimate, format_optional
 from saccade.reporting.episode_view import DecodeFn, EpisodeViewer, PixelLoader, format_answer
@@ -34,7 +35,7 @@ from saccade.training.checkpoint import BEST_LINK, list_checkpoints
 from saccade.training.episode_log import RolloutRecord, list_recorded_steps, read_rollouts
 from saccade.types import ScoredEpisode
 from saccade.utils.files import write_text
-from saccade.utils.jsonl import read_json, read_jsonl, write_json
+from saccade.utils.jsonl import read_json, write_json
 
 NUM_EXAMPLES = 12  # episodes on the page
 NUM_REASONS = 20  # rows of the outcomes of a step's episodes: errors may all differ
@@ -145,10 +146,9 @@ def collect_metadata(folder: Path) -> dict[str, Any]:
 
 
 def read_metrics(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of metrics.jsonl by stage; of a repeated step, the last row."""
-    path = folder / "metrics.jsonl"
+    """Return the rows of metrics.jsonl by stage; of a repeated step, the last row. Raises DataError."""
     stages: dict[str, dict[int, dict[str, Any]]] = {stage: {} for stage in STAGE_TITLES}
-    for row in read_jsonl(path, dict[str, Any], skip_truncated_line=True) if path.exists() else ():
+    for row in read_metric_rows(folder / "metrics.jsonl"):
         stages.setdefault(row["stage"], {})[row["step"]] = row
     return {stage: [rows[step] for step in sorted(rows)] for stage, rows in stages.items() if rows}
 

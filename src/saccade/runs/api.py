@@ -23,6 +23,7 @@ from saccade.config.schema import Recipe
 from saccade.errors import ConfigError, DataError, MediaError
 from saccade.evaluation.judge_results import read_judged_episodes
 from saccade.evaluation.runner import Progress
+from saccade.evaluation.shards import get_results_path
 from saccade.rollouts.runner import run_episode
 from saccade.runs import evaluation, pipeline
 from saccade.runs.run_folder import Run
@@ -175,7 +176,7 @@ def read_episodes(
     source = Path(path)
     if step is not None:
         return read_rollouts(source, stage, step)
-    return read_judged_episodes(source / "evaluations" / f"{name}.jsonl" if source.is_dir() else source)
+    return read_judged_episodes(get_results_path(source, name, None) if source.is_dir() else source)
 
 
 def _load(recipe: Recipe | str) -> Recipe:

@@ -5,7 +5,6 @@ evaluate_benchmark(folder, recipe, ...)      a benchmark -> the same, and its sc
 merge_benchmark_shards(folder, benchmark)    its shards  -> the same
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,13 +52,6 @@ from saccade.utils.jsonl import write_jsonl
 SAMPLING_SETTINGS = (*NEUTRAL_VALUES, "extra_body", "image_token_size")
 
 
-def check_name(name: str) -> None:
-    """Raise DataError for a name of an evaluation that can't be a file's."""
-    if not re.fullmatch(r"\w[\w.-]*", name):
-        message = f"an evaluation can't be called {name!r}; give it a name of letters, digits, '_', '-' and '.'"
-        raise DataError(message, key="name", value=name)
-
-
 def evaluate(
     folder: Path,
     recipe: Recipe,
@@ -82,7 +74,7 @@ def evaluate(
     evaluation resumes. Raises DataError for a name that can't be a file's and for no tasks, and RunError if no episode
     could be graded or every episode failed.
     """
-    check_name(name)
+    path = get_results_path(folder, name, subset.shard)
     if tasks is None or isinstance(tasks, Path):
         file = recipe.data.test if tasks is None else str(tasks.absolute())
         tasks = load_recipe_data(folder, recipe, "data.test", file, Task)
@@ -92,7 +84,6 @@ def evaluate(
     checkpoint = resolve_weights(folder, recipe, weights)
     components = load_components(recipe, checkpoint)
     components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
-    path = get_results_path(folder, name, subset.shard)
     work = evaluation_runner.evaluate(
         tasks,
         environments=components.environments,

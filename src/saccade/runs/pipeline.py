@@ -104,6 +104,8 @@ def find_newest_weights(run_folder: Path, stage: str | None = None) -> Path | No
 
 def resolve_checkpoint(path: Path) -> Path:
     """Return a checkpoint's path, or the newest checkpoint of a run. Raises RunError for a run without one."""
+    if "\0" in str(path):
+        raise RunError(f"{str(path)!r} can't be a path: it contains a null character", key="--model", value=str(path))
     if not (path / "recipe.yaml").exists():
         return path
     weights = find_newest_weights(path)

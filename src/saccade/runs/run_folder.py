@@ -16,8 +16,9 @@ from typing import Any
 from saccade.config.load import dump_recipe, load_recipe
 from saccade.config.schema import Recipe
 from saccade.errors import DataError, RunError, convert_errors
+from saccade.metrics.metric_log import read_metric_rows
 from saccade.utils.files import convert_file_errors, write_text
-from saccade.utils.jsonl import append_jsonl, read_jsonl
+from saccade.utils.jsonl import append_jsonl
 from saccade.utils.versions import collect_versions
 
 # Keys that may differ when a run is resumed: logging, length, checkpoints, evaluation, alarms, use of the machine, and
@@ -117,7 +118,7 @@ class Run:
         """Return a stage's lines by step: a step's last line counts, and a line that a kill truncated is ignored."""
         path = self.path / "metrics.jsonl"
         try:
-            records = read_jsonl(path, dict[str, Any], skip_truncated_line=True) if path.exists() else []
+            records = read_metric_rows(path)
         except DataError as error:
             raise RunError(str(error), key=str(path)) from error
         steps = {record["step"]: record for record in records if record["stage"] == stage}

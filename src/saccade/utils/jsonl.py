@@ -68,7 +68,7 @@ def read_json(path: Path, item_type: type[ItemT], *, hint: str) -> ItemT:
     """Return the item of a JSON file. Raises DataError, with path as key and hint as end, if it can't be read."""
     try:
         return validate_as(json.loads(path.read_bytes()), item_type, str(path))
-    except (DataError, OSError, ValueError) as error:
+    except (DataError, OSError, ValueError, RecursionError) as error:
         reason = str(error) if isinstance(error, DataError) else f"{path} can't be read: {error}"
         raise DataError(f"{reason}; {hint}", key=str(path)) from error
 

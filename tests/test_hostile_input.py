@@ -1,0 +1,160 @@
+"""Input that no honest user gives: bombs of YAML, absurd sizes, names that no file can have, damaged records."""
+
+import json
+
+import pytest
+from commands import bad, fail, good, run
+from error_cases import raises
+
+import saccade
+from saccade.checks.run_checks import check_recipe
+from saccade.config.load import load_recipe, parse_yaml
+from saccade.errors import ConfigError, DataError, RunError
+from saccade.models import tiny
+from saccade.runs.run_folder import Run
+
+LEVELS = "".join(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 20))
+CHAIN = "".join(f"a{level}: &a{level} [*a{level - 1}]\n" for level in range(1, 500))
+YAML_BOMBS = {
+    "aliases of aliases": f"a0: &a0 [1, 2]\n{LEVELS}",
+    "a chain of aliases": f"a0: &a0 [1]\n{CHAIN}",
+    "a list of itself": "a: &a [*a]",
+    "a mapping of itself": "&a {b: *a}",
+    "deep lists": "[" * 5000,
+    "deep mappings": "{a: " * 500 + "1" + "}" * 500,
+    "a long text": "a" * (2**20 + 1),
+    "a null character": '"a\\0b"',
+    "a list as a key": "? [a]\n: 1",
+    "a repeated key": "a: 1\na: 2",
+    "an object": "!!python/object/apply:os.system ['true']",
+}
+
+
+@pytest.mark.parametrize("text", YAML_BOMBS.values(), ids=YAML_BOMBS)
+def test_yaml_that_explodes_is_refused(text):
+    with raises(ConfigError, key="mine.yaml"):
+        parse_yaml(text, "mine.yaml")
+
+
+def test_a_mapping_with_many_keys_is_read():
+    text = "\n".join(f"k{number}: {number}" for number in range(3000))
+    assert len(parse_yaml(text, "mine.yaml")) == 3000
+
+
+@pytest.mark.parametrize("key", ["rl.steps", "rl.optim.lr", "seed", "rl.filters.max_sampling_rounds", "frame_budgets"])
+def test_true_is_no_number(key):
+    key = {"rl.filters.max_sampling_rounds": "rl.selection.max_sampling_rounds"}.get(key, key)
+    value = [4, True] if key == "frame_budgets" else True
+    with raises(ConfigError, key=key, value=value):
+        load_recipe("tiny/base", [f"{key}={json.dumps(value)}"])
+
+
+def test_true_is_no_number_for_a_plugin():
+    recipe = load_recipe("tiny/base", ["environment.settings.max_calls=true"])
+    with raises(ConfigError, key="environment.settings.max_calls", value=True):
+        check_recipe(recipe)
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [
+        ("rl.group_size=1000000000", "rl.group_size"),
+        ("rl.prompts_per_step=1000000000", "rl.prompts_per_step"),
+        ("rl.selection.oversample=1e300", "rl.prompts_per_step"),
+        ("environment.settings.max_turns=1000000000", "environment.settings.max_turns"),
+        ("sft.tokens_per_step=1000000000000", "sft.tokens_per_step"),
+        ("frame_budgets=[1000000000]", "num_frames"),
+    ],
+)
+def test_a_step_that_is_too_large_to_plan_is_refused(setting, key):
+    result = run("recipes", "check", "tiny/base", setting)
+    assert result.exit_code == 1
+    assert key in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def folder(tmp_path):
+    Run.create(tmp_path / "run", load_recipe("tiny/base"))
+    return tmp_path / "run"
+
+
+NAMES = ["..", ".", "", "a/b", "a\x00b", "x" * 5000, "é" * 120, "a\n", "-a", "\x1b[2J"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name[:8]))
+def test_a_name_that_no_evaluation_can_have_is_refused(folder, name):
+    for arguments in (["eval", folder], ["eval", "merge", folder], ["eval", "compare", folder, folder]):
+        if name or arguments[1] != "merge":  # there, no name means test
+            fail(DataError, *arguments, f"--name={name}", key="name", value=name)
+    with raises(DataError, key="name", value=name):
+        saccade.read_episodes(folder, name=name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"stage": "rl"}',
+        '{"stage": ["rl"], "step": 1}',
+        '{"stage": "rl", "step": "1"}',
+        '{"stage": "rl", "step": true}',
+        '{"stage": "rl", "step": 1, "reward": ' + "9" * 400 + "}",
+        "7",
+    ],
+)
+def test_a_damaged_line_of_metrics_is_refused(folder, text):
+    (folder / "metrics.jsonl").write_text(f'{text}\n{{"stage": "rl", "step": 2}}\n')
+    bad("report", folder)
+    with pytest.raises(RunError):
+        Run.open(folder).read_metrics("rl")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "invocations.json"])
+def test_a_folder_in_place_of_a_file_is_refused(folder, name):
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir()
+    assert name in bad("report", folder)
+
+
+def test_deep_json_of_a_run_is_refused(folder):
+    (folder / "invocations.json").write_text("[" * 100_000)
+    assert "invocations.json" in bad("report", folder)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "file/below"], ids=["long", "below a file"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report"],
+        ["model", "tiny"],
+        ["eval"],
+        ["recipes", "show"],
+        ["data", "check"],
+        ["sft", "tiny/base", "--model"],
+        ["doctor", "tiny/base", "--out"],
+    ],
+    ids=" ".join,
+)
+def test_a_path_that_no_file_can_have_is_one_sentence(tmp_path, monkeypatch, command, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    result = run(*command, name)
+    assert result.exit_code == 1 or command[0] == "doctor", result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+
+
+def test_a_model_whose_writing_was_interrupted_is_written_again(tmp_path, monkeypatch):
+    def interrupt(folder, *others):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny, "_save_checkpoint", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            tiny.make_tiny_model(str(tmp_path / "model"))
+    assert not (tmp_path / "model" / "config.json").exists()
+    good("model", "tiny", tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"]
+    assert not [path for path in (tmp_path / "model").iterdir() if path.name.startswith(".")]
