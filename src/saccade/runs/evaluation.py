@@ -44,6 +44,7 @@ from saccade.runs.pipeline import (
     resolve_checkpoint,
     run_and_close,
 )
+from saccade.runs.run_lock import RunLock
 from saccade.types import ScoredEpisode, Task
 from saccade.utils.files import convert_file_errors
 from saccade.utils.jsonl import write_jsonl
@@ -82,23 +83,28 @@ def evaluate(
         raise DataError(f"the evaluation {name!r} has no tasks; give at least one", key="tasks", value=tasks)
     recipe = apply_evaluation_settings(recipe if is_connected else connect_server(recipe))
     checkpoint = resolve_weights(folder, recipe, weights)
-    components = load_components(recipe, checkpoint)
-    components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
-    work = evaluation_runner.evaluate(
-        tasks,
-        environments=components.environments,
-        context=components.build_context(seed=recipe.seed),
-        score_fn=named_score_fn[1] if named_score_fn else components.score_fn,
-        settings=recipe.evaluation,
-        results_path=path,
-        root=folder,
-        identity={**compute_identity(recipe, checkpoint), **({"rewards": named_score_fn[0]} if named_score_fn else {})},
-        benchmark=benchmark,
-        subset=subset,
-        max_concurrency=max_concurrency,
-        on_progress=on_progress,
-    )
-    scored = run_and_close(components, work)
+    with RunLock(folder, f"eval-{path.stem if subset.shard is None else f'{name}-{path.stem}'}") as lock:
+        lock.acquire()
+        components = load_components(recipe, checkpoint)
+        components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
+        work = evaluation_runner.evaluate(
+            tasks,
+            environments=components.environments,
+            context=components.build_context(seed=recipe.seed),
+            score_fn=named_score_fn[1] if named_score_fn else components.score_fn,
+            settings=recipe.evaluation,
+            results_path=path,
+            root=folder,
+            identity={
+                **compute_identity(recipe, checkpoint),
+                **({"rewards": named_score_fn[0]} if named_score_fn else {}),
+            },
+            benchmark=benchmark,
+            subset=subset,
+            max_concurrency=max_concurrency,
+            on_progress=on_progress,
+        )
+        scored = run_and_close(components, work)
     if not scored:
         reason = read_ungraded_episodes(path)[0].reason
         raise RunError(

@@ -37,6 +37,7 @@ from saccade.rollouts.components import (
     uses_chat_engine,
 )
 from saccade.runs.run_folder import RESUMABLE_KEYS, Run
+from saccade.runs.run_lock import TRAINING, RunLock
 from saccade.runs.validation import STAGE_SUFFIX, Validation, load_validation_tasks, require_checkpoint_metric
 from saccade.training import checkpoint
 from saccade.training import rl as rl_training
@@ -330,15 +331,18 @@ def sft(
     file = recipe.data.demonstrations
     demonstrations = load_recipe_data(folder, recipe, "data.demonstrations", file, Demonstration)
     held_out = load_validation_tasks(folder, recipe, [demonstration.task for demonstration in demonstrations])
-    run = run or start_run(folder, recipe, ["sft"], resume=resume)
+    with RunLock(folder, TRAINING) as lock:
+        used_run = run or start_run(folder, recipe, ["sft"], resume=resume)
+        lock.acquire()
 
-    def report_check(report: DemonstrationReport) -> None:
-        run.write_json("demonstrations.json", {"rows": report.num_rows, "refused": dict(report.reasons_by_row)})
-        on_message(f"{recipe.data.demonstrations}: {report.summary}")
+        def report_check(report: DemonstrationReport) -> None:
+            refused = dict(report.reasons_by_row)
+            used_run.write_json("demonstrations.json", {"rows": report.num_rows, "refused": refused})
+            on_message(f"{recipe.data.demonstrations}: {report.summary}")
 
-    train = functools.partial(sft_training.train, demonstrations=demonstrations, on_check=report_check)
-    used = run.recipe if held_out else remove_rewards(run.recipe)
-    return _train_stage("sft", used, train, run, on_step, held_out, profile_step)
+        train = functools.partial(sft_training.train, demonstrations=demonstrations, on_check=report_check)
+        used = used_run.recipe if held_out else remove_rewards(used_run.recipe)
+        return _train_stage("sft", used, train, used_run, on_step, held_out, profile_step)
 
 
 def rl(
@@ -358,10 +362,12 @@ def rl(
     """
     tasks = load_training_tasks(folder, recipe)
     held_out = load_validation_tasks(folder, recipe, [*tasks[:], *_load_demonstrated_tasks(folder, recipe)])
-    run = run or start_run(folder, recipe, ["rl"], resume=resume)
-    require_finished_sft(run)
-    train = functools.partial(rl_training.train, tasks=tasks)
-    return _train_stage("rl", run.recipe, train, run, on_step, held_out, profile_step)
+    with RunLock(folder, TRAINING) as lock:
+        run = run or start_run(folder, recipe, ["rl"], resume=resume)
+        lock.acquire()
+        require_finished_sft(run)
+        train = functools.partial(rl_training.train, tasks=tasks)
+        return _train_stage("rl", run.recipe, train, run, on_step, held_out, profile_step)
 
 
 def _load_demonstrated_tasks(folder: Path, recipe: Recipe) -> list[Task]:

@@ -12,6 +12,7 @@ from saccade.reporting.episode_view import DecodeFn
 from saccade.reporting.run_report import write_report
 from saccade.runs.pipeline import find_newest_weights
 from saccade.runs.run_folder import Run
+from saccade.runs.run_lock import REPORT, RunLock
 
 
 def report_run(folder: Path, page: Path | None = None) -> Path:
@@ -21,13 +22,14 @@ def report_run(folder: Path, page: Path | None = None) -> Path:
     RunError if there is no run or a file can't be written, DataError for a damaged file of the run.
     """
     run = Run.open(folder)
-    return write_report(
-        folder,
-        evaluations=_read_evaluations(folder),
-        decode=_load_decoder(run),
-        load_pixels=CachingMediaLoader().load_pixels,
-        page_path=page,
-    )
+    with RunLock(folder, REPORT) if page is None else contextlib.nullcontext():
+        return write_report(
+            folder,
+            evaluations=_read_evaluations(folder),
+            decode=_load_decoder(run),
+            load_pixels=CachingMediaLoader().load_pixels,
+            page_path=page,
+        )
 
 
 def _read_evaluations(folder: Path) -> dict[str, Evaluation]:

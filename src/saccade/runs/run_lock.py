@@ -1,0 +1,94 @@
+"""Keep two processes from writing the same files of a run folder: advisory locks, one per kind of work.
+
+A lock is a POSIX record lock on RUN/.locks/NAME.lock: the kernel releases it when its process ends, however it ends,
+children don't inherit it, and on network file systems it holds between machines.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import socket
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from saccade.errors import RunError
+from saccade.utils.files import convert_file_errors
+
+TRAINING, REPORT = "training", "report"  # names of locks; that of an evaluation is `eval-NAME`
+_logger = logging.getLogger("saccade")
+_held: dict[Path, int] = {}  # how often this process holds each lock: to the kernel, a process never waits for itself
+
+
+class RunLock:
+    """A context manager that holds the lock `name` of a run folder from `acquire` on; at entry if the folder exists.
+
+    Raises RunError, with the folder as key and the holder's pid as value, if another process holds it.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name = folder, name
+        self._path = folder.absolute() / ".locks" / f"{name}.lock"
+        self._file_descriptor: int | None = None
+        self._is_held = False
+
+    def __enter__(self) -> Self:
+        if self._folder.exists():
+            self.acquire()
+        return self
+
+    def acquire(self) -> None:
+        """Acquire the lock unless this object holds it."""
+        if self._is_held:
+            return
+        if not _held.get(self._path):
+            self._lock_file()
+        _held[self._path] = _held.get(self._path, 0) + 1
+        self._is_held = True
+
+    def _lock_file(self) -> None:
+        with convert_file_errors(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            file_descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(file_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            refusal = self._build_refusal(os.pread(file_descriptor, 4096, 0))
+            os.close(file_descriptor)
+            raise refusal from error
+        except OSError as error:  # a file system without locks: the run is no worse off than without this module
+            _logger.warning("%s can't be locked (%s); start no second process with this run", self._folder, error)
+            os.close(file_descriptor)
+            return
+        holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+        with convert_file_errors(self._path):
+            os.ftruncate(file_descriptor, 0)
+            os.pwrite(file_descriptor, holder, 0)
+        self._file_descriptor = file_descriptor
+
+    def _build_refusal(self, content: bytes) -> RunError:
+        holder = {}
+        with contextlib.suppress(ValueError, RecursionError):  # of a process that hasn't written it yet
+            holder = json.loads(content)
+        pid, host = (holder.get(key) for key in ("pid", "host")) if isinstance(holder, dict) else (None, None)
+        return RunError(
+            f"{self._folder} is in use ({self._name}) by process {pid or 'unknown'} on {host or 'an unknown host'}; "
+            "wait for it or stop it, or choose another folder",
+            key=str(self._folder),
+            value=pid,
+        )
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._is_held:
+            return
+        self._is_held = False
+        _held[self._path] -= 1
+        if not _held[self._path]:
+            del _held[self._path]
+        if self._file_descriptor is not None:
+            os.close(self._file_descriptor)
+            self._file_descriptor = None

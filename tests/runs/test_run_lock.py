@@ -1,0 +1,117 @@
+"""Two processes never write the same files of a run; a process that ends, however, leaves nothing locked."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from commands import bad, good
+from error_cases import raises
+
+import saccade
+from saccade.config.load import load_recipe
+from saccade.errors import RunError
+from saccade.runs import pipeline
+from saccade.runs.run_folder import Run
+from saccade.runs.run_lock import RunLock
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from saccade.runs.run_lock import RunLock
+with RunLock(Path(sys.argv[1]), sys.argv[2]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    Run.create(tmp_path / "run", load_recipe("tiny/base"))
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def hold(folder):
+    """Return a function that holds a lock of the run in another process, and returns the process."""
+    holders = []
+
+    def start(name):
+        command = [sys.executable, "-c", HOLDER, str(folder), name]
+        holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        holders.append(holder)
+        assert holder.stdout.readline() == "held\n"
+        return holder
+
+    yield start
+    for holder in holders:
+        holder.kill()
+        holder.communicate()
+
+
+def test_a_lock_that_another_process_holds_is_refused(folder, hold):
+    holder = hold("training")
+    with raises(RunError, key=str(folder), value=holder.pid), RunLock(folder, "training"):
+        pass
+    with RunLock(folder, "report"):
+        pass
+    assert socket.gethostname() in bad("train", "tiny/base", "--out", folder, "--resume", *data_settings(folder))
+
+
+def data_settings(folder):
+    task = '{"id": "1", "question": "What?", "answer_type": "open", "ground_truth": "red", "media": []}\n'
+    (folder.parent / "tasks.jsonl").write_text(task)
+    return [f"data.train={folder.parent / 'tasks.jsonl'}"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_is_killed_releases_its_lock(folder, hold, signum):
+    holder = hold("training")
+    holder.send_signal(signum)
+    holder.wait()
+    with RunLock(folder, "training"):
+        assert (folder / ".locks" / "training.lock").is_file()
+
+
+def test_a_process_may_hold_a_lock_twice(folder, hold):
+    with RunLock(folder, "training"):
+        with RunLock(folder, "training"):
+            pass
+        command = [sys.executable, "-c", HOLDER, str(folder), "training"]
+        second = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert second.returncode != 0
+    assert f"process {os.getpid()} " in second.stderr
+    hold("training")
+
+
+def test_a_folder_that_does_not_exist_yet_is_locked_when_it_does(tmp_path):
+    with RunLock(tmp_path / "new", "training") as lock:
+        assert not (tmp_path / "new").exists()
+        lock.acquire()
+        assert (tmp_path / "new" / ".locks" / "training.lock").is_file()
+
+
+def test_a_report_waits_for_no_training_but_is_refused_beside_another(folder, hold):
+    hold("training")
+    good("report", folder)
+    hold("report")
+    assert str(folder) in bad("report", folder)
+    good("report", folder, "--out", folder.parent / "page.html")
+
+
+def test_an_evaluation_is_refused_beside_one_of_its_name(folder, hold, tiny_folder):
+    holder = hold("eval-test")
+    task = saccade.Task(id="a", question="?", media=(), answer_type=saccade.AnswerType.OPEN, ground_truth="red")
+    with raises(RunError, key=str(folder), value=holder.pid):
+        saccade.evaluate(folder, model=tiny_folder, tasks=[task])
+
+
+def test_a_training_beside_another_changes_nothing(folder, hold):
+    hold("training")
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    recipe = load_recipe("tiny/base", ["rl.steps=7", *data_settings(folder)])
+    with pytest.raises(RunError):
+        pipeline.rl(folder, recipe, resume=True, on_step=lambda *_: None)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
