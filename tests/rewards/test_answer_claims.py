@@ -18,6 +18,7 @@ from saccade.rewards.accuracy import Accuracy
 from saccade.rewards.answer_types.denials import has_denial
 from saccade.rewards.answer_types.math_ import MathAnswer, extract_formula
 from saccade.rewards.answer_types.number_scanner import normalize_answer, scan_numbers
+from saccade.rewards.answer_types.open_ import OpenAnswer
 from saccade.rewards.answer_types.reader import (
     MAX_CHARS,
     find_answers,
@@ -507,7 +508,33 @@ NUMBERS = [
     (r"\boxed{4} cm", (), 4),
     (r"\boxed{45}^\circ", (), 45),
     (r"so it is 3. \boxed{4}", (3,), 4),
+    *(
+        (reply, (4, -4), None)
+        for reply in ("4 and change", "half 4", "|-4|", "4 too many", "four score", "4 below zero")
+    ),
+    *(
+        (reply, (4, -4), None)
+        for reply in ("-(-4)", "minus minus 4", "4 minus", "4y", "4 (?)", "4?!", "4. Oops", "I doubt 4")
+    ),
+    *(
+        (reply, (4, 5), None)
+        for reply in ("4..5", "4~5", "4&5", "4|5", "4;5", "4 vs 5", "1 in 4", "4 per 5", "4 out of 5")
+    ),
+    *((reply, (4, 2), None) for reply in (r"\binom{4}{2}", r"\log_4 2", r"\log_{4} 2", r"\int 4", "4'2", "4 choose 2")),
+    *(
+        (reply, (4,), None)
+        for reply in ("\u0393(4)", "f(4)", "CO4", "H_4", "4h5", "4:00", "4 lakh", "\u20b94 crore", "4 dozen")
+    ),
+    *((reply, (4,), None) for reply in ("the 4 is wrong", "4 does not fit", "4 can be excluded", "4, not", "4 -- no")),
     # honest
+    *(
+        (reply, (), 4.5)
+        for reply in (r"4.5\,\text{m}", r"\boxed{4.5~\text{m}}", "4.5 m/s\u00b2", "about 4.5 or so", "<b>4.5</b>")
+    ),
+    *(
+        (reply, (), 4.5)
+        for reply in ("4,5 m", "\u5927\u7ea64.5\u7c73", r"\(\boxed{4.5}\)", "My estimate: 4.5", "[4.5]", "~4.5")
+    ),
     ("The answer to this question is 4.", (), 4),
     ("The answer to this is 4", (), 4),
     ("\u7b54\u6848\u662f4", (), 4),
@@ -555,6 +582,12 @@ SPANS = [
     ("20\u79d2\u523024\u79d2", (), (20, 24)),
     ("\u7b54\u6848\u662f\u4ece20\u79d2\u523024\u79d2\u3002", (), (20, 24)),
     ("\u4e0d\u662f\u4ece20\u79d2\u523024\u79d2", ((20, 24),), None),
+    ("\u7b2c20\u79d2\u5230\u7b2c24\u79d2", (), (20, 24)),
+    ("\u572820\u79d2\u548c24\u79d2\u4e4b\u95f4", (), (20, 24)),
+    ("**Start:** 20\n**End:** 24", (), (20, 24)),
+    ("20-24?", ((20, 24),), None),
+    ("20-24 min", ((20, 24),), None),
+    ("everything but 20 to 24", ((20, 24),), None),
     ("The answer to this question is 20 to 24.", (), (20, 24)),
     ("**20.0s - 24.0s**", (), (20, 24)),
     ("From 00:20 to 00:24.", (), (20, 24)),
@@ -667,6 +700,39 @@ def test_formulas():
         return [(row, value) for row, value in zip(rows, values, strict=True) if value != row[2]]
 
     assert asyncio.run(find_math_failures()) == []
+
+
+@pytest.mark.parametrize("mode", ["exact", "f1_precision"])
+@pytest.mark.parametrize(
+    ("answer", "others", "right"),
+    [
+        *(
+            ("A-", ("A+", "A"), "A-"),
+            ("A+", ("A-", "A"), "A+"),
+            ("C#", ("C++", "C"), "c#"),
+            ("C++.", ("C#", "C"), "C++"),
+        ),
+        *(("AB+", ("AB-", "AB"), "AB+"), ("18+", ("18",), "18+"), ("a+b", (), "a b"), ("pre-war", (), "pre war")),
+    ],
+)
+def test_signs_at_the_end_of_a_word_are_kept(answer, others, right, mode):
+    score = OpenAnswer(mode=mode)
+    assert [score(answer_episode(answer, ground_truth=truth)) for truth in (*others, right)] == [0.0] * len(others) + [
+        1.0
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "ground_truth", "expected"),
+    [
+        *(("The red ball!", "a red ball", 1.0), ("red, green, blue", "red, green", 0.8), ("red", "blue", 0.0)),
+        *(("not red", "red", 2 / 3), ("The answer is red", "red", 0.5), ("", "red", 0.0), ("the", "the", 0.0)),
+        *(("red red", "red", 2 / 3), ("-5", "5", 1.0), ("1,000", "1000", 1.0), (r"\boxed{red}", "red", 0.0)),
+    ],
+)
+def test_f1_is_the_published_one(answer, ground_truth, expected):
+    """By hand from the evaluation of SQuAD: lower case, no punctuation, no articles, F1 of the two bags of words."""
+    assert OpenAnswer(mode="f1")(answer_episode(answer, ground_truth=ground_truth)) == pytest.approx(expected)
 
 
 def test_numbers_of_rows():

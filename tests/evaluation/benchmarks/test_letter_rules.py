@@ -1,7 +1,7 @@
 """Strict rules of each multiple-choice benchmark on twenty-five kinds of answer, with reasons; C is right."""
 
 import pytest
-from toy_rows import OPTIONS, write_copy
+from toy_rows import MAKERS, OPTIONS, write_copy
 
 from saccade import plugins
 from saccade.evaluation.benchmarks.base import Answer, grade
@@ -315,3 +315,29 @@ def test_mmvu_answer_without_a_letter_is_undecided(tmp_path):
     verdicts = [JudgeVerdict(task_id=task.id, answer="the hat, I suppose", value=1.0)]
     (result,) = apply_verdicts_to_answers([result], verdicts, benchmark.grade_strict)
     assert result.grade.value == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scoring", ["strict", "lenient"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("C is hardly right", "C (incorrect)", "C: wrong", "C. Wait, it is A", "C\nIt is A", "C\nBoth A and C fit"),
+        *("It is far from C", "apart from C", r"\boxed{C}? No.", r"\boxed{C}. That is wrong.", "~~C~~ or A"),
+    ],
+)
+def test_mmvu_pays_no_letter_that_is_denied_or_taken_back(text, scoring, tmp_path):
+    benchmark, task = choice_task("mmvu", tmp_path)
+    assert not value(benchmark, task, text, scoring)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", MAKERS)
+def test_rules_read_long_replies(name, tmp_path):
+    """A quadratic pattern would take minutes for one of them."""
+    benchmark = plugins.resolve("evaluation.benchmarks", name, {})()
+    task = benchmark.load_tasks(write_copy(name, tmp_path))[0]
+    for piece in ("{", "{}", "o{}xed{", r"\boxed{", "\u00bd", "answer is ", "(1,2)", "1", "**"):
+        for scoring in ("strict", "lenient"):
+            value(benchmark, task, piece * (300_000 // len(piece)), scoring)

@@ -82,8 +82,7 @@ def _parse_float(answer: str) -> float:
 
 def _grade_lenient(text: str, task: Task) -> Grade:
     """Grade the short answer, or the whole text without JSON, as a person would read it."""
-    braces = re.search(r"\{.*\}", text, re.DOTALL)
-    strict = _grade_strict(braces[0], task) if braces else UNPARSED
+    strict = _grade_strict(text[max(0, text.find("{")) : text.rfind("}") + 1], task)
     answer = text if strict.extracted is None else strict.extracted
     if task.extras["answer_type"] == "multiple choice":
         return grade_choice(read_letter(answer, OPTION_LETTERS[:6], in_prose=True), task)

@@ -74,7 +74,8 @@ _LATEX = [
     (re.compile(r"\\(?:times|cdot|ast)(?![a-zA-Z])"), "×"),
     (re.compile(r"\\(?:pm|mp)(?![a-zA-Z])"), "±"),
     (re.compile(r"\\(?:leq?|lt|geq?|gt|neq?|not|nleq|ngeq|ll|gg)(?![a-zA-Z])"), "≠"),  # a bound is no value
-    (re.compile(r"\\sqrt(?![a-zA-Z])"), "√"),
+    (re.compile(r"\\(?:sqrt|i{0,3}int|sum|prod|lim)(?![a-zA-Z])"), "√"),  # another value than the number after it
+    (re.compile(r"</?(?:b|strong|i|em|u|span|p)\s?>", re.IGNORECASE), " "),
     (re.compile(r"\\pi(?![a-zA-Z])"), "π"),
     (re.compile(r"\\infty(?![a-zA-Z])"), "∞"),
     (re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))"), "°"),
@@ -162,7 +163,7 @@ def _read_token(match: re.Match[str], plain: str) -> Iterator[Number]:
         _read_value(kind, text), match.start() if sign is None else offset + sign, match.end(), kind == "clock"
     )
     # A part of something longer that is no number: x/4, 4/x, 4_2, 3 pm, sqrt(9) and the power of a variable.
-    is_inner = re.search(r"/\Z|[^\W_]_\Z|\^[-+]?\Z|[a-z\d]\(\Z", before)
+    is_inner = re.search(r"/\Z|[^\W_]_\Z|\^[-+]?\Z|[^\W_]\(\Z", before)
     if is_inner or (_CONTINUATION.match(after) and not _RATE.match(after)):
         number = replace(number, value=None)
     if sign is not None and number.value is not None:

@@ -22,9 +22,10 @@ _NON_ASCII = re.compile(r"[^\x00-\x7f]")
 _THOUSANDS_NUMBER = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 # Separators of alternative answers; between two digits a slash is part of a number.
 _ALTERNATIVE_SEPARATOR = re.compile(r"\bor\b|\||(?<!\d)/|/(?!\d)")
-# Signs belong to a word: C++, C#, A+, the grade A-.
+# Signs at the end belong to a word: C++, C#, A+, the grade A-, 18+.
 _TOKEN = re.compile(
-    r"(?<![\w.)])-?(?:\d+(?:\.\d+)?|\.\d+)|(?<!\w)[^\W\d]{1,2}-(?![\w-])|\w+(?:'\w+)*(?:\+{1,2}|#)?(?![+#\d])|\w+"
+    r"(?<![\w.)])-?(?:\d+(?:\.\d+)?|\.\d+)(?:\+(?![\w+]))?|(?<!\w)[^\W\d]{1,2}-(?![\w-])"
+    r"|\w+(?:'\w+)*(?:(?:\+{1,2}|#)(?![\w+#]))?"
 )
 _LIST_SEPARATOR = re.compile(r"[,;\n]|\band\b")
 _MAX_ITEM_TOKENS = 3  # a text with longer parts is a sentence, no list

@@ -560,12 +560,13 @@ _AMBIGUOUS = re.compile(
     rf"|#[\s-]*(?:and\s+)?(?:a\s+)?\b(?:{_FRACTION_WORDS})\b|\b(?:{_FRACTION_WORDS})\s+of\s+(?:the\s+|a\s+)?#"
     rf"|\b{_FUNCTIONS}\b(?:\s+(?:of|value))*[\s({{\[]*#|[$€£¥₩₹]\s*#\s?[mb]\b|#\s?[xyzni]\b(?!\s*[a-z])"
     r"|#[)\s]*(?:[-+*/×÷:x^·⋅•∙⁄∕∗.]+|\b(?:times|plus|minus|point|over|by|divided by)\b)\s*-?#|#\s+#|#\s*[)\]]\s*\^"
-    r"|[±∓√∛⌊⌈<>≤≥≠∞⩽⩾≦≧≲≳≪≫≮≯⪅⪆≶≷¬]|!\s*=|#\s?!|#[)\s]*\?|\+\s*/\s*-|-[\s({\[]*#"
+    r"|[±∓√∛⌊⌈<>≤≥≠∞⩽⩾≦≧≲≳≪≫≮≯⪅⪆≶≷¬]|!\s*=|#\s?!|#[()\s]*\?|\+\s*/\s*-|-[\s({\[]*#"
     r"|\b(?:not|never|except|neither|nor|none)\b|n't\b|\|[\s-]*#\s*\||#[\s-]*(?:score|(?:degrees\s+)?below)\b"
     r"|\btoo (?:low|high|many|few|much|little|small|large|big|short|long)\b"
     r"|\b(?:at (?:least|most)|(?:more|less|fewer|greater|larger|smaller|other) than|up to)\s+#"
-    r"|\b(?:over|under|above|below|beyond|exceed(?:s|ing)?|minimum of|maximum of|mod(?:ulo)?)\s+#"
-    r"|#\s*(?:\+(?!\s*#)|plus\b|or (?:more|less|fewer|over|under|so)\b|and (?:more|over|up|above|below)\b)"
+    r"|\b(?:over|under|above|below|beyond|exceed(?:s|ing)?|minimum of|maximum of|mod(?:ulo)?|minus)\s+#"
+    r"|#\s*(?:\+(?!\s*#)|(?:plus|minus|and change)\b|or (?:more|less|fewer|over|under)\b"
+    r"|and (?:more|over|up|above|below)\b)"
 )
 # Between the last two numbers: then the last one is a part of a span, a list or a compound: `1 h 30 min`, `3 of the 4`.
 _CONNECTOR = re.compile(
@@ -622,16 +623,18 @@ _END_LABEL = (
     r"(?:(?:the|it|which|and)\s+)*['\"]?(?:end|stop|finish)(?:s|es|ing)?(?:[_ ]?time)?['\"]?"
     r"\s*(?:is\b|at\b|by\b|[:=])?\s*"
 )
-_TIME_PREFIX = r"(?:(?:about|around|at|second|time|t\s*=)\s*)*"
+_TIME_PREFIX = r"(?:(?:第|about|around|at|second|time|t\s*=)\s*)*"
 _BETWEEN = re.compile(
-    rf"{_UNIT}{_SPAN_MARKUP}(?:\s*(?:{_SPAN_WORD}|and\b|[,;])\s*(?:{_END_LABEL})?|[\s.]*\s{_END_LABEL})"
+    rf"{_UNIT}{_SPAN_MARKUP}(?:\s*(?:{_SPAN_WORD}|and\b|[,;和与])\s*(?:{_END_LABEL})?|[\s.]*\s{_END_LABEL})"
     rf"{_TIME_PREFIX}{_SPAN_MARKUP}\s*"
 )
 _CHAIN = re.compile(rf"{_UNIT}{_SPAN_MARKUP}\s*(?:{_SPAN_WORD}){_TIME_PREFIX}{_SPAN_MARKUP}\s*")
 _MAX_SECONDS = 1e7
 _COMMA = re.compile(r"\s*,\s*")
 _OTHER_UNIT = r"(?:m|min(?:ute)?s?|h|hrs?|hours?|ms|msecs?|milliseconds?|days?|frames?|scenes?|pages?|percent)"
-_AFTER_SPAN = re.compile(rf"{_UNIT}(?![0-9a-z_:%^/]|\.\d|['′]\s*\d)(?! \d{{3}}\b)(?!\s*(?:%|{_OTHER_UNIT}(?![a-z])))")
+_AFTER_SPAN = re.compile(
+    rf"{_UNIT}(?![0-9a-z_:%^/]|\.\d|['′]\s*\d)(?! \d{{3}}\b)(?!\s*(?:%|\?|{_OTHER_UNIT}(?![a-z])))"
+)
 _UNIT_AFTER_BOX = re.compile(rf"[\s$)}}*\\,!]{{0,8}}{_OTHER_UNIT}\b")
 # `frames 4-8`, `minutes: 4 to 8`, `frame numbers 4-8`
 _BEFORE_SPAN = re.compile(
@@ -663,7 +666,7 @@ def read_span(text: str) -> tuple[float, float] | None:
 
 
 def _find_span(text: str) -> tuple[float, float] | None:
-    plain = normalize_answer(text.replace("<<", "").replace(">>", ""))
+    plain = normalize_answer(re.sub(r"<<|>>|\*\*", "", text))
     numbers, denials = scan_numbers(plain), Denials(plain)
     links = [_classify_link(plain[first.end : second.start]) for first, second in itertools.pairwise(numbers)]
     for index, (first, second) in enumerate(itertools.pairwise(numbers)):
