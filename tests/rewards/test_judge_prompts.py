@@ -52,6 +52,12 @@ def judge_answer(url, attempt, **settings):
         ("zebra_cot", "puzzle"),
         ("barc", "puzzle"),
         ("vsi_numerical", "video"),
+        # The sources that PyVision-RL's judge distinguishes.
+        *((source, "visual_search") for source in ("deepeyes", "minio3", "hrbench-4k", "hrbench-8k")),
+        *((source, "math") for source in ("wemath-standard", "wemath-pro", "v-interaction", "mathvista", "logicvista")),
+        *((source, "video") for source in ("vsi", "longvila")),
+        ("ecd", "chart"),
+        ("arc-agi", "puzzle"),
         ("never seen", "general"),
         ("", "general"),
     ],

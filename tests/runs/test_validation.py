@@ -10,12 +10,14 @@ from commands import RL, SFT, good, run
 from error_cases import raises
 
 import saccade
+from saccade.checks.run_checks import check_recipe
 from saccade.config.load import load_recipe
 from saccade.config.schema import CheckpointConfig
 from saccade.data.dataset import load_tasks
 from saccade.errors import AlarmError, ConfigError, DataError
 from saccade.metrics.episode_metrics import group_by_task
 from saccade.models.checkpoint_files import compute_checkpoint_digest
+from saccade.rollouts.components import apply_validation_settings
 from saccade.runs import pipeline
 from saccade.runs.run_folder import Run
 from saccade.runs.validation import (
@@ -145,6 +147,19 @@ def test_metrics_of_a_mode():
     assert compute_validation_metrics([build_group("a", None)]) == {"episodes": 0, "ungraded": 1.0}
 
 
+def test_settings_of_the_environments_apply_to_named_ones_that_have_them():
+    settings = ["validation.environment_settings={max_turns: 29, num_frames: 3}"]
+    named = "environments={game: {name: python, settings: {max_turns: 2}}, plain: {name: single_turn}}"
+    recipe = load_recipe("tiny/para_grpo", [*settings, named])
+    changed = apply_validation_settings(recipe)
+    assert (changed.environment.settings["max_turns"], recipe.environment.settings["max_turns"]) == (29, 2)
+    assert changed.environments["game"].settings == {"max_turns": 29, "num_frames": 3}
+    assert changed.environments["plain"].settings == {"num_frames": 3}  # it has no max_turns
+    check_recipe(recipe)
+    with raises(ConfigError, key="environment.settings.max_turn"):
+        check_recipe(load_recipe("tiny/para_grpo", ["validation.environment_settings={max_turn: 29}"]))
+
+
 def test_the_metric_of_the_best_checkpoints_exists():
     metrics = {"step": 0, "greedy/episodes": 2, "greedy/accuracy": 0.5}
     require_checkpoint_metric(CheckpointConfig(best=1), "rl", metrics)
@@ -165,7 +180,8 @@ def runs(tmp_path_factory, tiny_folder, dataset_folder):
     (root / "variety.py").write_text(REWARD)
     reward = f"rewards={{accuracy: null, {root / 'variety.py'}: {{correct: true}}}}"
     best = [f"{stage}.checkpoints={{last: 1, best: 1}}" for stage in ("sft", "rl")]
-    for name, settings in (("without", [reward]), ("with", [reward, *ON, *best])):
+    more_frames = "validation.environment_settings={num_frames: 3}"
+    for name, settings in (("without", [reward]), ("with", [reward, *ON, more_frames, *best])):
         recipe = build_recipe(dataset_folder, *settings, model=tiny_folder)
         for train in (pipeline.sft, pipeline.rl):
             train(root / name, recipe, resume=train is pipeline.rl, on_step=lambda step, values: None)
@@ -250,6 +266,8 @@ def test_every_episode_is_on_disk(runs):
     validation = saccade.read_episodes(runs / "with", step=2, stage="rl_validation")
     assert [record.mode for record in validation] == ["greedy"] * 2 + ["sampled"] * 4
     assert {record.outcome for record in validation} == {"validation"}
+    assert {record.episode.frame_budget for record in validation} == {3}  # the validation's own setting
+    assert {record.episode.frame_budget for record in saccade.read_episodes(runs / "with", step=2)}.isdisjoint({3})
 
 
 @pytest.mark.slow

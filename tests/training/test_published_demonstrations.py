@@ -25,7 +25,7 @@ from saccade.data.dataset import load_demonstrations, resolve_media_paths, write
 from saccade.data.source_row import SourceRow
 from saccade.data.synthetic.video_writer import write_video
 from saccade.environments.task_environments import TaskEnvironments
-from saccade.ledger import Origin
+from saccade.ledger import ImageRef, Origin
 from saccade.media.cache import CachingMediaLoader
 from saccade.protocols import Context
 from saccade.rollouts.components import apply_sft_settings
@@ -167,6 +167,17 @@ def test_rl_rows_select_their_environments(folder):
     assert {task.question for task in tasks} == {"How many discs are there?"}
     as_published = import_rows(folder, "pyvision_rl", PYVISION_RL_ROWS.values(), use_prompt=True)
     assert {(task.question, task.extras["system"]) for task in as_published} == {(PYVISION_PROMPT, "")}
+
+
+def test_a_published_rl_prompt_is_the_whole_prompt(folder):
+    """It states the facts about its image or video itself."""
+    rows, environments = PYVISION_RL_ROWS.values(), TaskEnvironments.from_recipe(load_recipe("pyvision/mixed_rl"))
+    for task in import_rows(folder, "pyvision_rl", rows, use_prompt=True, environments="env_name"):
+        observation = asyncio.run(environments(task)().reset(task, build_context(MessageRenderer(28))))
+        (message,) = observation.messages
+        image, name = sum(isinstance(part, ImageRef) for part in message.parts), "<image_clue_0></image_clue_0>\n"
+        assert image == (task.environment == "pyvision_gym_w_image_hint")
+        assert "".join(part for part in message.parts if isinstance(part, str)) == name * image + PYVISION_PROMPT
 
 
 def test_paravt_rl_rows_have_their_answers(folder):

@@ -11,10 +11,11 @@ from PIL import Image
 from training_cases import RecordingEngine, Workspace, alternate, with_reward
 
 from saccade.algorithms.frame_budget import draw_frame_budget
+from saccade.config.load import load_recipe
 from saccade.config.schema import SelectionConfig
 from saccade.data.dataset import load_tasks
 from saccade.data.mixture import Mixture
-from saccade.errors import DataError, EngineError, RunError
+from saccade.errors import ConfigError, DataError, EngineError, RunError
 from saccade.rewards.compose import score_each
 from saccade.training import checkpoint
 from saccade.training.prompt_sampler import PromptSampler
@@ -126,6 +127,33 @@ def test_missing_groups_are_collected_in_another_round(workspace):
     assert batch.metrics["groups/dropped/reward_std"] == 4.0
     episodes = [scored.episode for group in received[0] for scored in group.episodes]
     assert batch.num_sampled_tokens == sum(episode.usage.sampled_tokens for episode in episodes)
+
+
+def test_rounds_of_a_fixed_size_fill_the_step(workspace):
+    """Three prompts per round, although two groups are missing; all of the first round are dropped."""
+    components = load_components(
+        workspace,
+        "rl.selection={round_size: 3, max_sampling_rounds: null}",
+        reward=lambda episode, count: count % 2 if count >= 6 else 1,
+    )
+    received = []
+    batch, prompt_sampler = collect(components, workspace, on_groups=lambda step, groups: received.append(groups))
+    assert (batch.metrics["sampling_rounds"], batch.metrics["groups/missing"]) == (2.0, 0)
+    assert [len(groups) for groups in received] == [6]
+    assert get_positions(workspace, batch) == [3, 4]
+    assert prompt_sampler == PromptSampler(next_position=6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "{round_size: 3, max_sampling_rounds: null, oversample: 2}",
+        "{round_size: 3, max_sampling_rounds: 2, oversample: 1}",
+    ],
+)
+def test_rounds_that_contradict_other_settings_are_refused(settings):
+    with raises(ConfigError, key="rl.selection.round_size", value=3):
+        load_recipe("tiny/para_grpo", ["rl.prompts_per_step=8", f"rl.selection={settings}"])
 
 
 def test_the_number_of_rounds_is_limited(workspace):

@@ -47,6 +47,7 @@ from saccade.rollouts.components import (
     RolloutComponents,
     apply_evaluation_settings,
     apply_sft_settings,
+    apply_validation_settings,
     compose_task_rewards,
     require_trainable,
     resolve_settings,
@@ -174,7 +175,12 @@ def list_recipe_checks(recipe: Recipe, stages: Collection[str]) -> list[Check]:
             "environment",
             lambda: [
                 TaskEnvironments.from_recipe(used)
-                for used in (recipe, apply_evaluation_settings(recipe), apply_sft_settings(recipe))
+                for used in (
+                    recipe,
+                    apply_evaluation_settings(recipe),
+                    apply_sft_settings(recipe),
+                    apply_validation_settings(recipe),
+                )
             ],
             ", ".join((recipe.environment.name, *environments)),
         ),

@@ -100,6 +100,8 @@ class SelectionConfig(Section):
     """How many groups are sampled for a step, and which of the groups that pass the filters are trained on."""
 
     oversample: Annotated[float, Field(ge=1)] = 1.0  # complete groups collected per group needed, ratio
+    # complete groups that every round collects, whatever is missing; null = those missing, times oversample
+    round_size: PositiveInt | None = None
     # groups started per group collected, ratio; the rest are cancelled
     over_provision: Annotated[float, Field(ge=1)] = 1.0
     rank_by: Literal["none", "reward_std"] = "none"  # order in which groups are chosen; reward_std = largest first
@@ -120,9 +122,20 @@ class SelectionConfig(Section):
         >>> SelectionConfig(oversample=1.5, over_provision=1.25).compute_launch_counts(2)
         (3, 4)
         """
-        num_collected = round(num_missing * self.oversample)
+        num_collected = self.round_size or round(num_missing * self.oversample)
         # Round up, or over-provisioning few groups would start no extra one; 10 * 1.1 is slightly more than 11.
         return num_collected, math.ceil(round(num_collected * self.over_provision, 6))
+
+    @model_validator(mode="after")
+    def _check_round_size(self) -> "SelectionConfig":
+        if self.round_size is not None and self.oversample != 1:
+            raise ConfigError(
+                f"rl.selection.round_size={self.round_size} and rl.selection.oversample={self.oversample:g} both set "
+                "how many groups a round collects: set rl.selection.oversample=1 or rl.selection.round_size=null",
+                key="rl.selection.round_size",
+                value=self.round_size,
+            )
+        return self
 
 
 VideoQuestion = Literal["at", "after", "before", "count", "order", "when", "at:choice", "after:choice", "before:choice"]
@@ -549,6 +562,15 @@ class RlConfig(StageConfig):
                 key="rl.mini_batches",
                 value=self.mini_batches,
             )
+        size, rounds = self.selection.round_size, self.selection.max_sampling_rounds
+        if size is not None and rounds is not None and size * rounds < self.prompts_per_step:
+            raise ConfigError(
+                f"rl.selection.round_size={size} collects at most {size * rounds} groups with "
+                f"rl.selection.max_sampling_rounds={rounds}, and rl.prompts_per_step={self.prompts_per_step} needs "
+                "more: raise one of them, or set rl.selection.max_sampling_rounds=null",
+                key="rl.selection.round_size",
+                value=size,
+            )
         if self.simulated_staleness and self.max_staleness:
             raise ConfigError(
                 f"rl.simulated_staleness={self.simulated_staleness} needs synchronous rollouts, but "
@@ -578,7 +600,7 @@ class EvaluationConfig(Section):
 
 
 class ValidationConfig(Section):
-    """Validation during SFT and RL, with the environments and rewards of training, on tasks of `data.validation`."""
+    """Validation during SFT and RL, with the environments and rewards of RL, on tasks of `data.validation`."""
 
     every: NonNegativeInt = 0  # interval, steps; the first validation precedes the first step; 0 = no validation
     num_tasks: NonNegativeInt = 64  # number of tasks, the same ones at every validation; 0 = all
@@ -589,6 +611,8 @@ class ValidationConfig(Section):
     # frame budgets, assigned to tasks in turn; empty = the environment's num_frames
     frame_budgets: tuple[PositiveInt, ...] = ()
     max_concurrency: PositiveInt = 512  # maximum number of episodes in progress
+    # environment settings that replace those of RL, such as more turns, in named environments too if they have them
+    environment_settings: dict[str, Any] = Field(default_factory=dict)
 
 
 class EpisodesConfig(Section):

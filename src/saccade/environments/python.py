@@ -70,26 +70,31 @@ class Python(ToolEnvironment):
         return tuple(load_tool(name).schema for name in self.settings.tools if name != "python")
 
     async def build_prompt(self, task: Task, ctx: Context) -> tuple[Message, ...]:
-        """Return images under their names, facts about the videos, and the question."""
-        indices = itertools.count()
+        """Return images under their names, facts about the videos, and the question.
+
+        A row's own prompt states the facts itself.
+        """
+        indices, own_system = itertools.count(), find_row_system_prompt(task, self.settings)
 
         async def load_video(path: str, max_frames: int, cues: tuple[Cue, ...]) -> list[str | ImageRef]:
             clip = await ctx.media.probe(path)
             fps = clip.num_frames / max(clip.duration, 1e-9)
             length = f"{clip.num_frames} frames, {fps:.2f} per second, {clip.duration:.1f} s"
-            facts = f"video_clue_{next(indices)}: {clip.width}x{clip.height} pixels, {length}\n"
+            name = f"video_clue_{next(indices)}"
+            facts = [] if own_system is not None else [f"{name}: {clip.width}x{clip.height} pixels, {length}\n"]
             if self.settings.video_in_prompt:
-                return [facts, *await load_overview(path, max_frames, ctx, self.settings, cues)]
-            return [facts, *interleave_subtitles([], cues, ctx, self.settings)]
+                return [*facts, *await load_overview(path, max_frames, ctx, self.settings, cues)]
+            return [*facts, *interleave_subtitles([], cues, ctx, self.settings)]
 
         parts = await load_media(task, ctx, self.settings, load_video)
         if not self.settings.image_in_prompt:
             self.runtime_images = tuple(part for part in parts if isinstance(part, ImageRef) and part.time is None)
-            facts = iter([await self.describe_image(index, ctx) for index in range(len(self.runtime_images))])
+            count = len(self.runtime_images)
+            has_facts = own_system is None
+            facts = iter([await self.describe_image(index, ctx) if has_facts else "" for index in range(count)])
             parts = [next(facts) if part in self.runtime_images else part for part in parts]
         named_parts = wrap_images_in_names(parts, len(self.runtime_images))
         user = Message(role="user", parts=(*named_parts, await fill_question(task, ctx, self.settings)))
-        own_system = find_row_system_prompt(task, self.settings)
         return with_system(self.settings.system if own_system is None else own_system, user)
 
     async def describe_image(self, index: int, ctx: Context) -> str:

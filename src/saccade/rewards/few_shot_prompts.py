@@ -57,11 +57,13 @@ class FewShotPrompts:
     def select_domain(self, source: str) -> str:
         """Return the domain of a data source: the first file in alphabetical order with a pattern that matches it.
 
+        Case makes no difference, and - equals _.
+
         >>> prompts = FewShotPrompts.load(PACKAGED_FOLDER)
         >>> prompts.select_domain("math_8k_verified"), prompts.select_domain("zebra_cot"), prompts.select_domain("")
         ('math', 'puzzle', 'general')
         """
-        name = source.casefold()
+        name = _normalize_name(source)
         matching = (domain for domain, prompt in self.prompts.items() if _matches(name, prompt.sources))
         return next(matching, GENERAL)
 
@@ -78,4 +80,8 @@ class FewShotPrompts:
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern.casefold()) for pattern in patterns)
+    return any(fnmatchcase(name, _normalize_name(pattern)) for pattern in patterns)
+
+
+def _normalize_name(name: str) -> str:
+    return name.casefold().replace("-", "_")

@@ -111,7 +111,7 @@ class TrainingComponents(RolloutComponents):
             renderer=backbone.renderer,
             load_weights=lambda: backbone,
             media=media,
-            context_length=environments.max_context_tokens,
+            context_length=_find_context_length(recipe, environments),
         )
         return TrainingComponents(
             recipe=recipe,
@@ -122,6 +122,14 @@ class TrainingComponents(RolloutComponents):
             environments=environments,
             score_fn=score_fn,
         )
+
+
+def _find_context_length(recipe: Recipe, environments: TaskEnvironments) -> int:
+    """Return the longest conversation of a training and its validation, tokens."""
+    lengths = [environments.max_context_tokens]
+    if recipe.validation.every and recipe.validation.environment_settings:
+        lengths.append(TaskEnvironments.from_recipe(apply_validation_settings(recipe)).max_context_tokens)
+    return max(lengths)
 
 
 def compose_task_rewards(recipe: Recipe) -> ScoreFn:
@@ -183,7 +191,15 @@ def apply_evaluation_settings(recipe: Recipe) -> Recipe:
 
 def apply_sft_settings(recipe: Recipe) -> Recipe:
     """Return the recipe with `sft.environment_settings` in effect, in named environments too if they have them."""
-    changes = recipe.sft.environment_settings
+    return _change_environments(recipe, recipe.sft.environment_settings)
+
+
+def apply_validation_settings(recipe: Recipe) -> Recipe:
+    """Return the recipe with `validation.environment_settings` in effect, in named environments too."""
+    return _change_environments(recipe, recipe.validation.environment_settings)
+
+
+def _change_environments(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     environments = {}
     for name, config in recipe.environments.items():
         parameters = inspect.signature(plugins.load("environments", config.name)).parameters

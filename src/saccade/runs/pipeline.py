@@ -9,7 +9,7 @@ import asyncio
 import functools
 import json
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -25,6 +25,7 @@ from saccade.data.synthetic import build_tokenizer_pieces, generate_dataset, val
 from saccade.data.synthetic.contact_sheet import draw_contact_sheet
 from saccade.data.synthetic.dataset import SPLITS, ValidationReport
 from saccade.data.synthetic.generate import FRAME_BUDGETS
+from saccade.environments.task_environments import TaskEnvironments
 from saccade.errors import ConfigError, DataError, ModelError, RunError, convert_errors
 from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
@@ -34,6 +35,7 @@ from saccade.rollouts.components import (
     RolloutComponents,
     TrainingComponents,
     apply_evaluation_settings,
+    apply_validation_settings,
     uses_chat_engine,
 )
 from saccade.runs.run_folder import RESUMABLE_KEYS, Run
@@ -439,7 +441,9 @@ def _train_stage(
             on_step(int(values["step"]), values)
 
         validation = Validation(
-            components=components,
+            components=replace(
+                components, environments=TaskEnvironments.from_recipe(apply_validation_settings(recipe))
+            ),
             tasks=validation_tasks,
             stage=stage_name,
             on_rollouts=writer.write,

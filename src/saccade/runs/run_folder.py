@@ -41,7 +41,10 @@ RESUMABLE_KEYS = (
         for key in ("steps", "save_every", "checkpoints", "micro_batch_size")
     ),
     "rl.max_queued_tokens",
-    *(f"rl.selection.{key}" for key in ("oversample", "max_sampling_rounds", "on_underfilled", "surplus")),
+    *(
+        f"rl.selection.{key}"
+        for key in ("oversample", "round_size", "max_sampling_rounds", "on_underfilled", "surplus")
+    ),
 )
 
 
