@@ -139,8 +139,11 @@ class Engine(Protocol):
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample a continuation of the ledger. Cancelling the task frees its resources."""
 
-    async def sync_weights(self, source: WeightSource, version: int) -> None:
-        """Load the current weights of `source`, and drop every cache computed with the old ones."""
+    async def sync_weights(self, source: WeightSource, version: int) -> Mapping[str, float] | None:
+        """Load the current weights of `source`, and drop every cache computed with the old ones.
+
+        Return metrics of the sync for the step's row in the log, if there are any.
+        """
 
     @abstractmethod
     async def close(self) -> None:

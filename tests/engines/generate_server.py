@@ -129,6 +129,8 @@ def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None,
                 return self.answer({"detail": "Not Found"}, 500 if served.sick else 404)
             if served.workers and (content := served.workers.get(self.path, served.label)):
                 return self.answer(content)
+            if self.path == "/weight_info":
+                return self.answer({"weight_version": served.label})
             return self.answer({"data": [{"id": "m", "root": root, "max_model_len": context}]})
 
         def do_POST(self):

@@ -120,6 +120,7 @@ class Served:
         if path != "/server_info":
             return 405, {"detail": "Method Not Allowed"}
         info = {"model_path": self.folder, "max_req_input_len": self.context - 6, "version": "0.5.23"}
+        info["weight_version"] = self.label
         return 200, {**info, "enable_deterministic_inference": self.seeded}
 
     def post(self, path, body):

@@ -1,6 +1,7 @@
 """Weight sync with fake servers: unfinished replies, failures, rollback."""
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -263,6 +264,144 @@ def test_weights_that_no_server_loads_are_rolled_back(backbone, engine_at):
     assert (version, paused) == (1, False)
     assert label.startswith("saccade-1-")
     assert (reply.version, reply.token_versions) == (1, ())
+
+
+# ---- what a weight sync costs ----------------------------------------------------------------------------------------
+
+
+def count_loads(served):
+    return [path for path, _ in served.orders].count("/collective_rpc")
+
+
+@pytest.mark.parametrize("path", ["/pause", "/update_weight_version", *RESETS, "/resume"])
+def test_a_transient_error_costs_no_second_load(backbone, engine_at, path):
+    async def body(served):
+        engine = engine_at(served)
+        await engine.sync_weights(backbone, 1)
+        served.refuses, served.num_refusals = path, 1
+        await engine.sync_weights(backbone, 2)
+        assert served.num_refused == 1
+        assert engine._pool.servers[0].generation == 1, "the server was down"
+        await engine.close()
+
+    with server(backbone.renderer) as served:
+        asyncio.run(body(served))
+    assert count_loads(served) == 2
+    assert served.label.startswith("saccade-2-")
+    assert not served.paused
+
+
+@pytest.mark.parametrize("in_flight", ["drain", "continue"])
+def test_a_server_with_the_current_label_is_not_loaded_again(backbone, engine_at, in_flight):
+    """It fails in the rest of an update, then in a request; at last it is restarted."""
+    renderer = backbone.renderer
+
+    async def body(served):
+        engine = engine_at(served, in_flight=in_flight, max_retries=9)
+        await engine.sync_weights(backbone, 1)
+        assert count_loads(served) == 1
+        served.refuses, served.num_refusals = "/resume", 3  # more than one update retries
+        await engine.sync_weights(backbone, 2)
+        assert (served.num_refused, count_loads(served), served.paused) == (3, 2, False)
+        resets = [path for path, _ in served.orders].count(RESETS[0])
+        assert resets == 3, "the update was not finished after its failure"
+        served.refuses, served.num_refusals = '"token_ids"', 1
+        (reply,) = await asyncio.gather(*start_replies(engine, renderer, SamplingParams(max_tokens=3)))
+        assert (reply.version, served.num_refused, count_loads(served)) == (2, 4, 2)
+        assert [path for path, _ in served.orders].count(RESETS[0]) == resets
+        served.label = "default"
+        (reply,) = await asyncio.gather(*start_replies(engine, renderer, SamplingParams(max_tokens=3)))
+        assert (reply.version, count_loads(served)) == (2, 3)
+        await engine.close()
+
+    with server(renderer) as served:
+        asyncio.run(body(served))
+
+
+def test_all_servers_load_at_once(backbone, engine_at):
+    renderer, barrier = backbone.renderer, threading.Barrier(3)
+
+    async def body(*fakes):
+        engine = engine_at(*fakes)
+        await engine.generate(GenerationRequest(prompt(renderer), SamplingParams(max_tokens=1)))
+        await wait_until(lambda: len(engine._pool.servers_up) == 3)
+        for fake in fakes:
+            obey = fake.obey
+
+            def wait_for_others(path, body, obey=obey):
+                if path == "/collective_rpc":
+                    barrier.wait(120)  # broken, with an error, unless all load at the same time
+                return obey(path, body)
+
+            fake.obey = wait_for_others
+        metrics = await engine.sync_weights(backbone, 1)
+        assert len(engine._pool.servers_up) == 3
+        await engine.close()
+        return metrics
+
+    with server(renderer) as one, server(renderer) as two, server(renderer) as three:
+        metrics = asyncio.run(body(one, two, three))
+    assert not barrier.broken
+    assert len({fake.label for fake in (one, two, three)}) == 1
+    assert 0 <= metrics["weight_sync/drain_seconds"] <= metrics["weight_sync/pause_seconds"]
+    assert metrics["weight_sync/copy_seconds"] > 0
+
+
+def test_rollouts_continue_while_the_weights_are_copied(backbone, engine_at):
+    """The copy ends only when a request that began after it has its reply."""
+    renderer, is_copying, has_reply = backbone.renderer, threading.Event(), threading.Event()
+
+    class SlowSource:
+        dtype = backbone.dtype
+        state_dict = backbone.state_dict
+
+        def save(self, folder):
+            is_copying.set()
+            assert has_reply.wait(120), "no request had a reply"
+            backbone.save(folder)
+
+    async def body(served):
+        engine = engine_at(served, in_flight="drain")
+        await engine.sync_weights(backbone, 1)
+        update = asyncio.create_task(engine.sync_weights(SlowSource(), 2))
+        await wait_until(is_copying.is_set)
+        (reply,) = await asyncio.gather(*start_replies(engine, renderer, SamplingParams(max_tokens=3)))
+        has_reply.set()
+        await update
+        await engine.close()
+        return reply
+
+    with server(renderer) as served:
+        assert asyncio.run(body(served)).version == 1
+    assert served.label.startswith("saccade-2-")
+
+
+def test_cancelling_the_copy_deletes_it_and_keeps_the_old_version(backbone, engine_at, tmp_path):
+    is_copying, may_end = threading.Event(), threading.Event()
+
+    class SlowSource:
+        def save(self, folder):
+            is_copying.set()
+            may_end.wait(120)
+            backbone.save(folder)
+
+    async def body(served):
+        engine = engine_at(served, weight_dir=str(tmp_path))
+        await engine.sync_weights(backbone, 1)
+        (kept,) = tmp_path.iterdir()
+        update = asyncio.create_task(engine.sync_weights(SlowSource(), 2))
+        await wait_until(is_copying.is_set)
+        update.cancel()
+        asyncio.get_running_loop().call_later(0.1, may_end.set)
+        await asyncio.gather(update, return_exceptions=True)
+        assert update.cancelled()
+        assert may_end.is_set(), "the weights may change before they are copied"
+        assert (engine.version, [*tmp_path.iterdir()]) == (1, [kept])
+        await engine.close()
+
+    with server(backbone.renderer) as served:
+        asyncio.run(body(served))
+    assert served.label.startswith("saccade-1-")
 
 
 # ---- several servers, of which one fails -----------------------------------------------------------------------------

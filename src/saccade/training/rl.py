@@ -149,10 +149,12 @@ async def train(
                     if validation.is_running:  # it samples from the weights that the sync replaces
                         await validation.finish()
                         timer.end_phase("validation_wait")
-                    await update_engine_weights(components, step, restart_on_update)
+                    row |= await update_engine_weights(components, step, restart_on_update)
             timer.end_phase("weight_sync")
             row |= restart_on_update.pop_metrics()
             row |= timer.compute_metrics(components.backbone.device, queue.num_sampled_tokens - num_tokens_before)
+            if pause_seconds := row.get("weight_sync/pause_seconds"):
+                row["weight_sync/pause_share"] = pause_seconds / timer.step_seconds
             row |= compute_update_speed(components.backbone, report, settings.epochs_per_batch, timer.train_seconds)
             row |= alarms.check(step, row)
             state = advance_trainer_state(state, queue)
@@ -190,11 +192,11 @@ async def run_policy_update(
 
 async def update_engine_weights(
     components: TrainingComponents, version: int, restart_on_update: RestartOnUpdate
-) -> None:
-    """Sync the trained weights to the engine. The clock of the episodes in progress is paused meanwhile."""
+) -> Mapping[str, float]:
+    """Sync the trained weights to the engine; return metrics. The clock of the episodes in progress is paused."""
     should_restart = components.recipe.rl.on_weight_update == "restart"
     with components.clock.pause(), restart_on_update.cancel_episodes() if should_restart else contextlib.nullcontext():
-        await components.engine.sync_weights(components.backbone, version)
+        return await components.engine.sync_weights(components.backbone, version) or {}
 
 
 def check_engine(recipe: Recipe, engine: Engine | type[Engine]) -> None:

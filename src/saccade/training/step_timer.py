@@ -65,6 +65,12 @@ class StepTimer:
         """Return the seconds of the policy update."""
         return self._phase_seconds.get("seconds/train", 0.0)
 
+    @property
+    def step_seconds(self) -> float:
+        """Return the seconds of the step's phases so far."""
+        is_extra = self._is_overlapped  # the reward's time is then part of other phases
+        return sum(self._phase_seconds.values()) - is_extra * self._phase_seconds.get("seconds/reward", 0.0)
+
     async def score_fn(self, episodes: Sequence[Episode]) -> Sequence[ScoreResult]:
         """Score episodes and sum the seconds in which callers wait; overlapping waits count once."""
         if not self._num_waiting:
@@ -82,8 +88,7 @@ class StepTimer:
 
         Tokens per second are relative to the rollout phase, or to the whole step if rollouts overlap training.
         """
-        step_seconds = sum(self._phase_seconds.values()) - self._phase_seconds["seconds/reward"]
-        rollout_seconds = step_seconds if self._is_overlapped else self._phase_seconds["seconds/rollout"]
+        rollout_seconds = self.step_seconds if self._is_overlapped else self._phase_seconds["seconds/rollout"]
         return {
             **self._phase_seconds,
             "tokens_per_second": num_sampled_tokens / rollout_seconds if num_sampled_tokens else 0.0,

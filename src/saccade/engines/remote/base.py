@@ -182,14 +182,14 @@ class RemoteEngine:
             _logger.warning("%s: %s", server.url, warning)
         # No await from here on: the pool marks the server up before the current version can change.
 
-    async def sync_weights(self, source: WeightSource, version: int) -> None:
-        """Send the source's weights to the servers; see `WeightSync.sync_weights`.
+    async def sync_weights(self, source: WeightSource, version: int) -> Mapping[str, float]:
+        """Send the source's weights to the servers and return metrics; see `WeightSync.sync_weights`.
 
         Raises ConfigError for sampling filters, which training can't account for.
         """
         check_neutral(self._filters)
         self._source = source
-        await self._weight_sync.sync_weights(self._pool, source, version)
+        return await self._weight_sync.sync_weights(self._pool, source, version)
 
     async def close(self) -> None:
         """Stop; unfinished requests fail. The servers keep running with their weights."""

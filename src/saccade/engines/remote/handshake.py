@@ -3,9 +3,11 @@
 `probe` makes every check before a run, except the weight comparison, which needs the trainer.
 """
 
+import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from saccade.ledger import ImageRef, Ledger
 from saccade.media.image import encode_png
 from saccade.protocols import EngineRequirements, Renderer, WeightSource
 from saccade.types import Message, SamplingParams
+from saccade.utils.async_utils import run_in_daemon_thread
 
 _NUM_VOCABULARY_PROBES = 61  # token ids whose text is compared
 _MIN_PROBE_IMAGE_SIDE = 256  # pixels; published image processors enlarge smaller images
@@ -90,6 +93,7 @@ class LogprobCheck:
         image = ImageRef(path="probe.png", digest="probe", time=None, width=side, height=side)
         ramp = np.linspace(0, 255, side, dtype=np.uint8)
         self._pixels = np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], ramp[::-1, None]), axis=-1)
+        self._image_url = encode_data_url(encode_png(self._pixels))
         self._probes = [
             Ledger(segments=(renderer.render(Ledger(), (Message(role="user", parts=parts),)),))
             for parts in (("What is shown?",), (image, "What is shown?"))
@@ -97,6 +101,7 @@ class LogprobCheck:
         self._sampling = SamplingParams(max_tokens=_NUM_PROBE_TOKENS, seed=1, forbidden_ids=renderer.forbidden_ids)
         self._forbidden_texts = [renderer.decode([token]) for token in renderer.forbidden_ids]
         self._trainer_logprobs: dict[tuple[str, int], tuple[tuple[int, ...], list[float]]] = {}
+        self._trainer_lock = asyncio.Lock()  # servers are checked at once, but the trainer scores each version once
 
     async def check(self, server: Server, source: WeightSource, weight_label: str = "") -> float:
         """Return the mean |difference| in nats; `weight_label` is that of a weight sync, "" before the first.
@@ -109,12 +114,12 @@ class LogprobCheck:
         # Without seeds only greedy tokens are the same from every server.
         sampling = self._sampling if server.is_seeded else replace(self._sampling, temperature=0.0)
         for index, ledger in enumerate(self._probes):
-            urls = [encode_data_url(encode_png(self._pixels)) for _ in ledger.images()]
+            urls = [self._image_url for _ in ledger.images()]
             request = ServerRequest(ledger, sampling, image_urls=urls, forbidden_texts=self._forbidden_texts)
             completion, labels = await server.generate(request)
             if weight_label and labels != {weight_label}:
                 raise ServerError(f"{server.url} samples from other weights than those that it received last")
-            trainer_logprobs = self._get_trainer_logprobs(source, weight_label, index, completion.tokens)
+            trainer_logprobs = await self._get_trainer_logprobs(source, weight_label, index, completion.tokens)
             diffs += [
                 abs(server_logprob - trainer_logprob)
                 for server_logprob, trainer_logprob in zip(completion.logprobs, trainer_logprobs, strict=False)
@@ -130,22 +135,28 @@ class LogprobCheck:
             )
         return diff
 
-    def _get_trainer_logprobs(
+    async def _get_trainer_logprobs(
         self, source: WeightSource, weight_label: str, probe_index: int, tokens: tuple[int, ...]
     ) -> list[float]:
         """Return the trainer's logprobs of `tokens`, as far as they equal the tokens that were scored first."""
-        cached = self._trainer_logprobs.get((weight_label, probe_index)) if weight_label else None
-        if cached is None:
-            # The trainer's weights don't change now: it waits for the first server to load them, or doesn't train.
-            ledger = self._probes[probe_index]
-            cached = tokens, source.compute_token_logprobs(ledger, tokens, lambda image: self._pixels)
-            labels = dict.fromkeys(label for label, _ in [*self._trainer_logprobs, (weight_label, probe_index)])
-            recent = [*labels][-2:]  # the one before is needed after a rollback
-            self._trainer_logprobs = {key: value for key, value in self._trainer_logprobs.items() if key[0] in recent}
-            self._trainer_logprobs[weight_label, probe_index] = cached
+        async with self._trainer_lock:
+            cached = self._trainer_logprobs.get((weight_label, probe_index)) if weight_label else None
+            if cached is None:
+                # The trainer's weights don't change now: it waits for the first server to load them, or doesn't train.
+                score = partial(source.compute_token_logprobs, self._probes[probe_index], tokens, self._load_pixels)
+                cached = tokens, await run_in_daemon_thread(score, "saccade-logprobs")
+                labels = dict.fromkeys(label for label, _ in [*self._trainer_logprobs, (weight_label, probe_index)])
+                recent = [*labels][-2:]  # the one before is needed after a rollback
+                self._trainer_logprobs = {
+                    key: value for key, value in self._trainer_logprobs.items() if key[0] in recent
+                }
+                self._trainer_logprobs[weight_label, probe_index] = cached
         scored_tokens, logprobs = cached
         pairs = zip(scored_tokens, tokens, strict=False)
         return logprobs[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))]
+
+    def _load_pixels(self, image: ImageRef) -> Any:
+        return self._pixels
 
 
 # ---- before a run ----------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """One server: its client, validation of its completions, and what each kind of server (vLLM, SGLang) must implement."""
 
+import asyncio
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ InFlightPolicy = Literal["drain", "continue"]
 _BUSY_STATUS_CODES = frozenset({408, 425, 429, 503})
 SERVERS_KEY = "engine.settings.servers"  # of errors about a server
 _MAX_RESPONSE_BYTES = 32 * 2**20  # of a completion with logprobs: about 150 bytes per token
+_RETRY_PAUSES = (0.1, 0.5)  # seconds before each retry of a request of a weight update
 _NUM_SHOWN_IDS = 8  # on either side of the first difference of two prompts
 
 
@@ -122,6 +124,15 @@ class ServerApi(Protocol):
         or EngineError; the server then never samples from a mixture of old and new weights.
         """
 
+    async def fetch_label(self, server: "Server") -> str:
+        """Return the label of the server's weights. Raises ServerError, also if they are a mixture; EngineError."""
+
+    async def finish_update(self, server: "Server", in_flight: InFlightPolicy) -> None:
+        """Do what follows the label in `load_weights`: empty the caches and resume. Raises ServerError or EngineError.
+
+        It may be repeated.
+        """
+
 
 @contextlib.contextmanager
 def convert_parse_errors(problem: str) -> Iterator[None]:
@@ -149,7 +160,8 @@ class Server:
     `num_in_flight` counts our unfinished requests, `generation` how often the server came up, `max_model_len` is its
     context in tokens, `vocab_size` the bound of its token ids, `is_seeded` whether seeds determine its samples,
     `was_reached` whether any handshake had a connection (None: not tried yet), `version_by_label` the weight version of
-    each label that it may report. The pool and the handshake set them.
+    each label that it may report. `sent_label` is the label of the last weight update, `loaded_label` the same if the
+    update succeeded, else "". The pool, the handshake and the weight sync set them.
     """
 
     def __init__(self, url: str, timeout: float, api: ServerApi) -> None:
@@ -169,6 +181,7 @@ class Server:
         self.down_reason, self.is_seeded = "no handshake yet", True
         self.was_reached: bool | None = None
         self.version_by_label: dict[str, int] = {}
+        self.sent_label = self.loaded_label = ""
 
     def check_context_length(self, num_tokens: int) -> None:
         """Raise BrokenEngineError if a conversation of so many tokens exceeds the server's context."""
@@ -224,6 +237,17 @@ class Server:
         server abort the request.
         """
         return await self._request("POST", path, body, query)
+
+    async def post_again(self, path: str, body: Any = None, **query: str) -> Any:
+        """Post a request that may be repeated: as `post`, but retry up to two failures, except of the connecting."""
+        for pause in _RETRY_PAUSES:
+            try:
+                return await self.post(path, body, **query)
+            except ServerUnreachable:
+                raise  # nothing listens there: other servers don't wait for it
+            except ServerError:
+                await asyncio.sleep(pause)
+        return await self.post(path, body, **query)
 
     async def check_path(self, path: str) -> None:
         """Check that a POST path exists: a GET returns 405 there, and 404 at a missing path.

@@ -13,6 +13,7 @@ from saccade.engines.remote.server import (
     ServerMessages,
     ServerReply,
     ServerRequest,
+    convert_parse_errors,
     parse_ids,
     parse_version_spans,
 )
@@ -127,14 +128,27 @@ async def load_weights(server: Server, folder: Path, label: str, in_flight: InFl
     """See ServerApi. Unless it is paused, SGLang finishes all requests before it loads weights."""
     try:
         if in_flight == "continue":
-            await server.post(_WEIGHT_UPDATE_PATHS[0], {"mode": "retract"})  # unfinished replies release their KV cache
+            await server.post_again(
+                _WEIGHT_UPDATE_PATHS[0], {"mode": "retract"}
+            )  # unfinished replies release their KV cache
         await _update_from_disk(server, folder, label)
     except asyncio.CancelledError:
         with contextlib.suppress(ServerError, EngineError, TimeoutError):  # the server may hang
             async with asyncio.timeout(_RESUME_TIMEOUT):
                 await server.post(_WEIGHT_UPDATE_PATHS[2], {})
         raise
-    await server.post(_WEIGHT_UPDATE_PATHS[2], {})
+    await finish_update(server, in_flight)
+
+
+async def finish_update(server: Server, in_flight: InFlightPolicy) -> None:
+    """See ServerApi. SGLang empties its caches when it loads weights."""
+    await server.post_again(_WEIGHT_UPDATE_PATHS[2], {})
+
+
+async def fetch_label(server: Server) -> str:
+    """See ServerApi."""
+    with convert_parse_errors(f"{server.url} doesn't report its weight version"):
+        return str((await server.get("/server_info"))["weight_version"])
 
 
 async def _update_from_disk(server: Server, folder: Path, label: str) -> None:

@@ -122,23 +122,32 @@ async def check_weight_updates(server: Server, *, by_broadcast: bool) -> None:
 
 async def load_weights(server: Server, folder: Path, label: str, in_flight: InFlightPolicy) -> None:
     """See ServerApi. If it fails, the server stays paused."""
-    await server.post("/pause", mode=_PAUSE_MODES[in_flight])
+    await server.post_again("/pause", mode=_PAUSE_MODES[in_flight])
     call: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-    await server.post("/collective_rpc", call)
-    await server.post("/update_weight_version", {"new_version": label})
-    await _reset_caches_and_resume(server, in_flight)
+    await server.post("/collective_rpc", call)  # a retry would read all weights again, and let other servers wait
+    await server.post_again("/update_weight_version", {"new_version": label})
+    await finish_update(server, in_flight)
 
 
-async def _reset_caches_and_resume(server: Server, in_flight: InFlightPolicy) -> None:
-    """Empty the caches computed with the old weights, then resume. Raises ServerError or EngineError (still paused)."""
+async def finish_update(server: Server, in_flight: InFlightPolicy) -> None:
+    """See ServerApi. If it fails, the server may stay paused."""
     for path in _CACHE_RESET_PATHS:
         # An unfinished reply must release its KV cache, which was computed with the old weights.
         is_first = path == _CACHE_RESET_PATHS[0]
         query = {"reset_running_requests": "true"} if in_flight == "continue" and is_first else {}
-        reply = await server.post(path, **query)
+        reply = await server.post_again(path, **query)
         if isinstance(reply, dict) and reply.get("success") is False:
             raise ServerError(f"{server.url} could not empty its cache ({path})")
-    await server.post("/resume")
+    await server.post_again("/resume")
+
+
+async def fetch_label(server: Server) -> str:
+    """See ServerApi."""
+    with convert_parse_errors(f"{server.url} doesn't report its weight version"):
+        label = str((await server.get("/weight_info"))["weight_version"])
+    if label.endswith(_PARTIAL_SUFFIX):
+        raise ServerError(f"{server.url} can't receive weights: {_PARTIAL_HINT}")
+    return label
 
 
 # ---- weight broadcast: all functions raise ServerError or EngineError ------------------------------------------------
@@ -160,15 +169,6 @@ async def check_transfer_support(server: Server) -> None:
                 key="engine.settings.weight_sync",
                 value=server.url,
             ) from error
-
-
-async def fetch_label(server: Server) -> str:
-    """Return the label of the server's weights. Raises ServerError if they are a mixture of two versions."""
-    with convert_parse_errors(f"{server.url} doesn't report its weight version"):
-        label = str((await server.get("/weight_info"))["weight_version"])
-    if label.endswith(_PARTIAL_SUFFIX):
-        raise ServerError(f"{server.url} can't receive weights: {_PARTIAL_HINT}")
-    return label
 
 
 async def count_workers(server: Server) -> int:
@@ -200,8 +200,8 @@ async def receive_weights(
     `in_flight` is as in `load_weights`. A server that fails midway stays paused; its label marks it, and it must be
     restarted before it is used again.
     """
-    await server.post("/pause", mode=_PAUSE_MODES[in_flight])
-    await server.post("/update_weight_version", {"new_version": label + _PARTIAL_SUFFIX})
+    await server.post_again("/pause", mode=_PAUSE_MODES[in_flight])
+    await server.post_again("/update_weight_version", {"new_version": label + _PARTIAL_SUFFIX})
     try:
         await server.post("/start_weight_update")
         await broadcast()
@@ -209,4 +209,4 @@ async def receive_weights(
     except (ServerError, EngineError) as error:
         _logger.warning("%s; %s", error, _PARTIAL_HINT)
         raise
-    await _reset_caches_and_resume(server, in_flight)
+    await finish_update(server, in_flight)

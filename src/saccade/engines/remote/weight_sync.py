@@ -1,13 +1,17 @@
 """Weight sync: publish weight versions to running servers, in one transaction that ends in a logprob comparison.
 
-    trainer ──sync_weights────> create a version ──> every server that is up: pause, load, label, empty caches, resume,
-                                                       │                      compare logprobs
+    trainer ──sync_weights──> create a version (in a thread; rollouts continue)
+                                 │
+                              pause new requests ──> all servers that are up, at once: pause, load, label,
+                                                       │           empty caches, resume, compare logprobs
     a server that reconnects ──load_current──> the same ──> is it still the current version? if not, again ──> up
 
 A weight sync waits for the servers that are up and, if none of them loaded the weights, until one does. It ends with
 all usable servers on one version:
 
-- A server that fails (5xx, timeout) is marked down. It loads the current version when it reconnects.
+- A request of the update that fails is retried where that costs no second load (`Server.post_again`).
+- A server that still fails (5xx, timeout) is marked down. When it reconnects it loads the current version, unless its
+  label shows that it has it already; then at most the rest of the update is repeated.
 - If a server refuses the weights (4xx) or samples from other weights than the trainer's, if no server loads them in
   time, or if the run is cancelled, all servers are rolled back to the previous version, and the error is raised. A
   server that can't be rolled back is marked down. Without a previous version, a server that holds the new one stays
@@ -22,9 +26,11 @@ version that was rolled back is discarded: its label is unknown.
 """
 
 import asyncio
+import logging
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +41,7 @@ from saccade.engines.remote.pool import Pool
 from saccade.engines.remote.server import InFlightPolicy, Server, ServerError
 from saccade.errors import EngineError, SaccadeError, convert_errors
 from saccade.protocols import WeightSource
-from saccade.utils.async_utils import gather_or_cancel
+from saccade.utils.async_utils import gather_or_cancel, run_in_daemon_thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,7 @@ class WeightVersion:
 
 
 _SHARED_MEMORY = Path("/dev/shm")
+_logger = logging.getLogger("saccade")
 _ROLLBACK_TIMEOUT = 60.0  # seconds for a server that is down to load the previous version
 
 
@@ -82,34 +89,66 @@ class WeightSync:
         """Return the current version number; 0 before the first weight sync."""
         return self.current.version if self.current else 0
 
-    async def sync_weights(self, pool: Pool, source: WeightSource, version: int) -> None:
+    async def sync_weights(self, pool: Pool, source: WeightSource, version: int) -> dict[str, float]:
         """Load the source's weights into every server that is up, or into none; at least one has them on return.
 
-        Raises EngineError or BrokenEngineError after a rollback (see the module's docstring). New requests wait
-        meanwhile; unfinished replies are handled by the setting `in_flight`.
+        Return metrics: the seconds of the copy, of the wait for unfinished replies, and in which new requests waited.
+        Raises EngineError or BrokenEngineError after a rollback (see the module's docstring). New requests wait while
+        servers load; unfinished replies are handled by the setting `in_flight`.
         """
-        async with pool.pause_new() if self._in_flight == "continue" else pool.drain(self._drain_timeout):
-            await self._sync_weights(pool, source, version)
-
-    async def _sync_weights(self, pool: Pool, source: WeightSource, version: int) -> None:
+        started = time.perf_counter()
         # A random label: no other run uses it, so weights that another run loaded into the server are recognized.
-        old, new = self.current, self._create_version(source, version, f"saccade-{version}-{secrets.token_hex(4)}")
+        new = await self._copy_weights(source, version, f"saccade-{version}-{secrets.token_hex(4)}")
+        copied = time.perf_counter()
+        try:
+            async with pool.pause_new() if self._in_flight == "continue" else pool.drain(self._drain_timeout):
+                drained = time.perf_counter()
+                await self._publish(pool, source, new)
+        except BaseException:
+            new.release()
+            raise
+        return {
+            "weight_sync/copy_seconds": copied - started,
+            "weight_sync/drain_seconds": drained - copied,
+            "weight_sync/pause_seconds": time.perf_counter() - copied,
+        }
+
+    async def _copy_weights(self, source: WeightSource, version: int, label: str) -> WeightVersion:
+        """Make the snapshot in a thread: rollouts continue. When cancelled, wait for its end: training may go on."""
+        future = run_in_daemon_thread(lambda: self._create_version(source, version, label), "saccade-weights")
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if not future.done():
+                _logger.warning("Stopping: waiting until the weights of version %d are copied", version)
+                await asyncio.wait((future,))
+            if not future.cancelled() and future.exception() is None:
+                future.result().release()
+            raise
+
+    async def _publish(self, pool: Pool, source: WeightSource, new: WeightVersion) -> None:
+        old, version = self.current, new.version
         self.current, self._version_by_label[new.label] = new, version
         servers = pool.servers_up
+
+        async def update(server: Server) -> None:
+            try:
+                await self._load_into(server, new)
+                if server.is_up:
+                    await self._logprob_check.check(server, source, new.label)
+            except ServerError as error:
+                pool.mark_down(server, str(error))
+
         try:
-            for server in servers:
-                try:
-                    await self._load_into(server, new)
-                    if server.is_up:
-                        await self._logprob_check.check(server, source, new.label)
-                except ServerError as error:
-                    pool.mark_down(server, str(error))
+            # All end, also after a failure: a server stopped within its update might have weights without their label.
+            results = await asyncio.gather(*(update(server) for server in servers), return_exceptions=True)
+            for failure in filter(None, results):
+                raise failure
             await pool.wait_for_servers()
         except BaseException as error:  # cancellation, too: no server may keep weights that the others don't have
             self.current = old
             del self._version_by_label[new.label]
             self._revoked_labels.add(new.label)
-            new.release()
             affected = list(dict.fromkeys((*pool.servers_up, *servers)))
             await gather_or_cancel([self._roll_back(pool, server, old) for server in affected])
             if isinstance(error, SaccadeError):
@@ -138,9 +177,18 @@ class WeightSync:
             raise ServerError(f"{server.url} holds weights that were rolled back, and must be restarted")
 
     async def _load_into(self, server: Server, weight_version: WeightVersion) -> None:
+        label = weight_version.label
         async with self._server_locks.setdefault(server, asyncio.Lock()):
             server.version_by_label = self._version_by_label
-            await weight_version.load_into(server)
+            was_sent, was_loaded = server.sent_label == label, server.loaded_label == label
+            server.sent_label, server.loaded_label = label, ""
+            # The server was down meanwhile. A restarted one has another label.
+            if was_sent and await server.api.fetch_label(server) == label:
+                if not was_loaded:
+                    await server.api.finish_update(server, self._in_flight)
+            else:
+                await weight_version.load_into(server)
+            server.loaded_label = label
 
     async def _roll_back(self, pool: Pool, server: Server, previous: WeightVersion | None) -> None:
         """Load the previous version into a server; mark the server down if that fails or is cancelled."""
