@@ -398,8 +398,69 @@ HONEST_C = [
     "The answer is C because B happens later and A never happens.",
 ]
 
+CONTRADICTED += [
+    "The answer is C. No wait, A.",
+    "The answer is C. Hold on, it is A.",
+    "C. Let me correct that: A",
+    "C. My mistake: A.",
+    "C. I misread it.",
+    "If the ball were green, the answer would be C.",
+    "Unless it is red, the correct answer would be C",
+    "The answer is C or red",
+    r"\boxed{C} \text{or} \boxed{C}",
+    "C contradicts the video",
+    "C conflicts with the video",
+    "C is no longer possible",
+    "\u6392\u9664C\u3002",  # exclude C
+    "C\u80af\u5b9a\u4e0d\u5bf9",  # C is certainly wrong
+    "C\u9009\u9879\u6709\u8bef",  # option C is mistaken
+    "A\u8fd8\u662fC\uff1f\u4e0d\u786e\u5b9a\u3002",  # A or C? Not sure.
+]
+HONEST_C += [
+    "The green.",
+    "It's the green.",
+    "It is green.",
+    "The answer is the green.",
+    "It must be C.",
+    "It's clearly C",
+    "It can only be C",
+    "Definitely C",
+    "I'd go with C",
+    "I'll choose C.",
+    "If I had to choose, the answer would be C",
+    "C, not A",
+    "C instead of A",
+    "C rather than A",
+    "[[C]]",
+    "\u3010C\u3011",
+    "C\u9009\u9879\u6b63\u786e",  # option C is right
+    "\u9009\u9879C\u662f\u6b63\u786e\u7684\u3002",
+    "\u6392\u9664A\u3001B\u3001D\uff0c\u9009C\u3002",  # excluding A, B and D, choose C
+    r"\boxed{\textbf{(C)}\ \text{green}}",
+]
+
 # (reply, numbers that it earns 0 for, the number that it earns 1 for or None)
 NUMBERS = [
+    # bounds after the number, and in Chinese; half-read decimals and scales
+    ("10 at most", (10,), None),
+    ("10 people at least", (10,), None),
+    ("10 max", (10,), None),
+    ("10 minutes", (), 10),
+    ("upwards of 10", (10,), None),
+    ("less than or equal to 10", (10,), None),
+    ("point five", (5,), None),
+    ("$4B", (4,), None),
+    ("4B", (4,), None),
+    ("2e", (2,), None),
+    ("\u81f3\u5c115\u4e2a", (5,), None),  # at least 5
+    ("\u6700\u591a5\u4e2a", (5,), None),  # at most 5
+    ("\u8d85\u8fc75\u4e2a", (5,), None),  # more than 5
+    ("\u5c0f\u4e8e5", (5,), None),  # less than 5
+    ("5\u4e2a\u4ee5\u4e0a", (5,), None),  # 5 and above
+    ("10\u591a\u4e2a", (10,), None),  # ten odd
+    ("3\u5206\u4e4b1", (3, 1), None),  # one third
+    ("\u603b\u5171\u67095\u4e2a\u4eba\u3002", (), 5),  # 5 people in total
+    ("5\u4e2a\u5de6\u53f3", (), 5),  # about 5
     # LaTeX units, indices and ordinals
     (r"45^\circ", (4, 5), 45),
     (r"45^{\circ}", (4, 5), 45),
@@ -561,6 +622,12 @@ NUMBERS = [
 
 # (reply, spans that it earns no credit for, the span that it earns 1 for or None)
 SPANS = [
+    ("Between 20 and 24 nothing happens.", ((20, 24),), None),
+    ("From 20 to 24 the ball is not shown", ((20, 24),), None),
+    ("20\u523024\u79d2\u4e4b\u95f4\u6ca1\u6709\u53d1\u751f", ((20, 24),), None),  # did not happen within
+    ("20 to 24 s, not 30 to 34 s", ((30, 34),), (20, 24)),
+    ("from 20 to 24, and it does not happen again", (), (20, 24)),
+    ("20 to 24 when nothing else moves", (), (20, 24)),
     ("apart from 20 to 24", ((20, 24),), None),
     ("20 to 24 (wrong)", ((20, 24),), None),
     ("20 to 24: wrong", ((20, 24),), None),
@@ -600,6 +667,16 @@ SPANS = [
 
 # (reply, ground truths that it must not be correct for, the ground truth that it earns 1 for or None)
 OPEN = [
+    # words that relate others
+    ("red, then blue", ("blue, then red",), "red, then blue"),
+    ("first the cube, then the ball", ("first the ball, then the cube",), "First the cube, then the ball."),
+    ("from Rome to Paris", ("from Paris to Rome",), "From Rome to Paris"),
+    ("the cat is left of the dog", ("the dog is left of the cat",), "cat is left of dog"),
+    ("green and red", (), "red and green"),
+    ("Yes, it does", ("no",), "yes"),
+    ("No, it doesn't", ("yes",), "no"),
+    ("Yes, it is not.", ("yes", "no"), None),
+    ("Yes, or no", ("yes", "no"), None),
     ("red, green, blue", ("red, green", "red", "green, blue"), None),
     ("red and green and blue", ("red and green",), None),
     ("The dog ran away", ("The dog did not run away",), None),
@@ -779,6 +856,16 @@ def test_there_is_one_list_of_denials(word):
         *(("C could be right, but it is A", "A"), ("I first thought A, so C", "C"), ("It is C. A fits too.", None)),
         *(("Is it A? No. It is C.", "C"), ("The man shows A red ball, so it is (C)", "C"), ("Both A and C fit", None)),
         *(("It is A.\nIt is C.", None), ("C \u2705", "C"), ("I pick C", "C"), (r"\boxed{A} no, \boxed{C}", "C")),
+        *(("C, although A is possible", None), ("C was my guess, but it is wrong", None), ("C, sorry, A", None)),
+        *(("If it were red, the answer would be A", None), ("A through C", None), ("A-C", None), ("A over B", None)),
+        *(("nothing suggests C", None), ("C lacks support", None), ("I disagree with C", None), ("I avoid C", None)),
+        *(("C++", None), ("C#", None), ("grade A+", None), ("D-Day", None), ("A+B", None), ("It has to be C", "C")),
+        *(
+            ("A\u8fd8\u662fC", None),
+            ("A\u548cC", None),
+            ("A\u4e0d\u5bf9, \u5e94\u8be5\u662fC", "C"),
+        ),  # or, and; A is wrong
+        *(("It can be nothing but C", "C"), ("A is tempting, but C is right", "C"), ("C can't be it", None)),
     ],
 )
 def test_letters_in_prose(text, letter):

@@ -742,6 +742,12 @@ def test_a_reading_is_one_of_the_letters(text, in_prose):
         *(("7, maybe 8", None), ("one two", None), ("from 70 to 72", None), ("3, 4", None), ("3 + 4 = 7", 7)),
         *(("not 8 but 7", 7), ("3 here and 1 there, so 4", 4), ("Step 1: 7", 7), ("12 + 4 = 16.", 16)),
         *(("First 3, then 4. In total there are seven.", 7), ("7 is wrong", None), ("seventy-two", 72)),
+        *(
+            ("1 out of every 5", None),
+            ("3\u52305\u4e2a", None),
+            ("18\u70b930\u5206", None),
+            (r"\boxed{3} or \boxed{4}", None),
+        ),
     ],
 )
 def test_the_last_number_in_prose(text, value):

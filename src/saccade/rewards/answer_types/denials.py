@@ -17,8 +17,9 @@ _DENIAL = re.compile(
     rf"\b(?:not|never|neither|nor|cannot|none|without|except(?! for this)|{_REMOVED}|{_FALSE}|doubt\w*|rather than"
     r"|instead of|other than|opposite of|a(?:part|side) from|unlike|den(?:y|ies|ied)|hardly|barely|scarcely|far from"
     r"|absent|fail(?:s|ed|ing)? to|lack(?:s|ed|ing)?|(?:least|worst) (?:likely|probable|plausible|suitable|fitting"
-    rf"|convincing|{_NOUN})|(?:anything|all|any|everything|everyone) but|no(?! ?[.,;:!?#\d)]|$))\b|n't\b"
-    r"|不|没|非(?!常)|除了",
+    rf"|convincing|{_NOUN})|(?:anything|all|any|everything|everyone) but|nothing(?! (?:but|other|except))"
+    r"|disagree\w*|avoid(?:s|ed|ing)?|no(?! ?[.,;:!?#\d)]|$))\b|n't\b"
+    r"|不|没|非(?!常)|除了|排除",
     re.IGNORECASE,
 )
 _EXCLUDED_AREA = re.compile(r"\boutside(?: of)?\W*\Z", re.IGNORECASE)
@@ -27,6 +28,7 @@ _SIGN_BEFORE = re.compile(rf"(?:[{_MARK}]|\\(?:neg|lnot)\b|(?<!\S)!|!=|=/=)[\s(\
 _CLAUSE_END = re.compile(
     r"[.;!?。；](?=\s)|\n|, (?=(?:so|it|the|this|that|answer|hence|therefore|thus|then|leaving|which leaves|only"
     r"|rather|instead)\b(?! than| of))"
+    r"|,\s?(?=而是|应|答案|所以|因此|故|选(?!项)|正确)|(?=而是)"
     r"|(?<!anything )(?<!\ball )(?<!\bany )(?<!everything )(?<!everyone )\bbut\b"
     r"|\b(?:because|since|therefore|thus|hence|so|while|whereas|instead(?! of))\b",
     re.IGNORECASE,
@@ -45,6 +47,7 @@ _BE = (
 )
 _VERDICT = (
     rf"(?:{_FALSE}|out|never|hardly|barely|scarcely|far from|{_REMOVED}|a mistake|fails?"
+    r"|lacks?|no longer|contradict(?:s|ed)?|conflicts? with"
     r"|least \w+|worst|not (?:a |an |the )?(?:right|correct|true|possible|it|that|likely|plausible|suitable|valid"
     r"|answer|shown|visible)"
     r"|no(?=\W*(?:\Z|[.,;)\]!\n])))(?![\w'])"
@@ -54,12 +57,14 @@ _DENIAL_AFTER = re.compile(
     rf"{_CLOSING}(?:(?:\s+(?:{_BE})\b){{1,5}}\s+(?:not|n't|neither|(?:a |an |the (?:only )?)?{_VERDICT})"
     rf"|(?:\s+(?:{_BE})\b){{0,5}}\s+(?:cannot|never|\w{{1,8}}n't)\b"
     rf"|\s*(?:=|:|\(|\[|,|-+|\s)\s*(?:a |an |the )?{_VERDICT}"
-    rf"|\?+\s*(?:no|nope|wrong|not)\b|\s*[-(:]?\s*(?:[✗✘❌✖╳]|不|错))",
+    rf"|\?+\s*(?:no|nope|wrong|not)\b|\s*[-(:]?\s*(?:[✗✘❌✖╳]|[\u4e00-\u9fff]{{0,6}}?(?:不(?!错)|没(?!错)|(?<!没)错|非(?!常)|有误|排除)))",
     re.IGNORECASE,
 )
 # What takes back the answer before it, anywhere at the start of a sentence, and right after the answer.
 _TAKEN_BACK = (
-    r"wait|nope|no\s*[,.!?:;]|hmm+|sorry|apologies|scratch that|on second thoughts?|correction|never ?mind|strike that"
+    r"wait\b|nope|no\s*(?:[,.!?:;]|wait\b)|hold on|make that\b|let me (?:correct|fix|revise)\b"
+    r"|my (?:mistake|bad)\b|i (?:meant|mis\w+)\b"
+    r"|hmm+|sorry|apologies|scratch that|on second thoughts?|correction|never ?mind|strike that"
     r"|i (?:was|am) (?:wrong|mistaken)|i take (?:it|that) back"
     r"|(?:that|this|it)(?:'s| is| was) (?:\w+ )?(?:wrong|incorrect|a mistake|mistaken|not (?:right|correct|true|it))"
     r"|(?:that|this|it) (?:isn't|wasn't|can't be) (?:right|correct|true|it)"
@@ -70,7 +75,7 @@ _TAKEN_BACK = (
     r" (?:(?:is|are|would|could|may|might|be|seems?) )*(?:equally|works?|fits?|fine|correct|right|possible|plausible)\b"
     r"|等等|不对|不,"
 )
-_RETRACTION = re.compile(rf"(?:[.!?;。！？]\s|\n|\s-+)[\s\"'(*]{{0,4}}(?:{_TAKEN_BACK})", re.IGNORECASE)
+_RETRACTION = re.compile(rf"(?:[.!?;。！？]\s|\n|\s-+|\bbut )[\s\"'(*]{{0,4}}(?:{_TAKEN_BACK})", re.IGNORECASE)
 _HEDGE = re.compile(
     rf"\W{{0,12}}(?:(?:or|but|maybe|perhaps|possibly|alternatively|actually)\b|{_TAKEN_BACK})"
     r"|[\s$})\].*]{0,8}\?",

@@ -85,6 +85,7 @@ _LATEX = [
     (re.compile(r"_\s*\{\s*(\w+)\s*\}"), r"_\1"),  # an index is a part of the name
     (re.compile(r"(?<=[a-zA-Z])\s+(?=\^)"), ""),  # the power of a unit
     (re.compile(r"(?<=\d)\s?M(?![\w/'])"), " mn"),  # million, unlike m
+    (re.compile(r"(?<=\d)B(?![\w/'])"), " bn"),
     (re.compile(r"\\([%$#&_])"), r"\1"),
     (re.compile(r"\\[a-zA-Z]+|\\[,;:! ()\[\]]|<<|>>"), " "),
     (re.compile(r"\^\s*\{\s*([-+]?\d+)\s*\}"), r"^\1"),

@@ -28,6 +28,9 @@ _TOKEN = re.compile(
     r"|\w+(?:'\w+)*(?:(?:\+{1,2}|#)(?![\w+#]))?"
 )
 _LIST_SEPARATOR = re.compile(r"[,;\n]|\band\b")
+# Words that relate what is before to what is after them: `red, then blue` isn't `blue, then red`.
+_ORDER_WORDS = frozenset({"then", "before", "after", "next", "finally", "later", "from", "to", "of", "than"})
+_ORDER_WORDS |= {"above", "below", "behind", "under", "over"}
 _MAX_ITEM_TOKENS = 3  # a text with longer parts is a sentence, no list
 _TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm|sf)?|math(?:bf|it|rm|sf)|mbox)\s*\{([^{}]*)\}")
 _SQUAD_ARTICLE = re.compile(r"\b(a|an|the)\b")
@@ -39,7 +42,8 @@ class OpenAnswer(AnswerFormat):
 
     `f1_precision` is 2PR / (P + R) of the two multisets of tokens times their precision P, so that naming several
     candidates earns less than naming one of them: k words that hold the one right word score 2 / (k (k + 1)). If the
-    ground truth is a list, an answer with any other word is worth half. `exact` requires the same tokens in the same
+    ground truth is a list, an answer with any other word is worth half; if it relates what it names (`red, then blue`,
+    `left of the dog`), only the longest common subsequence is shared. `exact` requires the same tokens in the same
     order. `f1` is the metric as published with SQuAD (Rajpurkar et al. 2016, arXiv 1606.05250), of the whole answer:
     lower case, no ASCII punctuation, no articles, 2PR / (P + R) of the words; signs, denials and lists of candidates
     don't matter to it. The rest is about the other two modes.
@@ -92,6 +96,9 @@ class OpenAnswer(AnswerFormat):
             return 0.0
         if self._mode == "exact":
             return float(predicted == expected)
+        stance = re.match(r"(yes|no)[,.;:!] ", normalize_and_casefold(answer))  # `No, it isn't`
+        if stance and expected == [stance[1]]:
+            return float(stance[1] == "no" or not has_denial(normalize_text(answer)))
         if has_denial(normalize_text(answer)) != has_denial(normalize_text(ground_truth)):
             return 0.0
         candidates = [predicted]
@@ -135,8 +142,25 @@ def compute_squad_f1(answer: str, ground_truth: str) -> float:
 
 def _compute_value(predicted: Sequence[str], expected: Sequence[str]) -> float:
     """Return F1 times precision."""
-    num_shared = (Counter(predicted) & Counter(expected)).total()
+    if _ORDER_WORDS.isdisjoint(expected):
+        num_shared = (Counter(predicted) & Counter(expected)).total()
+    else:
+        num_shared = _count_common_subsequence(predicted, expected)
     return 2 * num_shared / (len(predicted) + len(expected)) * num_shared / len(predicted)
+
+
+def _count_common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
+    """Return the length of the longest common subsequence, with the bits of one integer as a row of its table."""
+    # Hyyrö 2004: a zero bit at i means that the row grows by one at position i of `first`.
+    positions: dict[str, int] = {}
+    for i, token in enumerate(first):
+        positions[token] = positions.get(token, 0) | 1 << i
+    full = (1 << len(first)) - 1
+    row = full
+    for token in second:
+        matched = row & positions.get(token, 0)
+        row = ((row + matched) | (row - matched)) & full
+    return len(first) - row.bit_count()
 
 
 def _tokenize(text: str) -> list[str]:

@@ -47,6 +47,10 @@ _ANNOUNCEMENT = re.compile(
     r"|(?:故|应|我|因此|所以|[,，。])选择?(?=\W*[A-Ja-j]\b))[\s:：*]*",
     re.IGNORECASE,
 )
+# `If the ball were red, the answer would be A` announces nothing, unlike `If I had to choose, ...`.
+_HYPOTHETICAL = re.compile(
+    r"\b(?:if|unless)\b(?! (?:i|we|you|one)\b)[^.!?\n]*\b(?:answer|option|choice)\s+would be\W*\Z", re.I
+)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|[。！？\n]")
 _STRUCK_OUT = re.compile(
     r"~~[^~]{1,200}~~|<(s|del|strike)>[^<]{1,200}</\1>|\\(?:[bx]?cancel|sout|st)\s?\{[^{}]{0,200}\}", re.IGNORECASE
@@ -60,6 +64,7 @@ _OPERATOR_BEFORE_BOX = re.compile(
     re.IGNORECASE,
 )
 _SCALE_AFTER_BOX = r"hundred|thousand|lakh|crore|dozen|[a-z]{1,4}illion|bn|(?-i:k|M)"
+_OR_BETWEEN = re.compile(r"[\s$,]{0,8}(?:\\text\s?\{)?\s?(?:or|或者?|还是)\s?\}?[\s$]{0,8}")
 _AFTER_BOX = re.compile(
     rf"(?:[\s$)}}*\\,!]|\\(?:text\w{{0,2}}|mathrm)\{{){{0,8}}(?P<scale>(?:{_SCALE_AFTER_BOX})\b|[万萬亿億千百兆만억조])"
     r"|[\s$)}]{0,6}(?P<operator>\^(?!\s*\{?\s*\\circ)|[/×÷·±<>≤≥+]|\*(?!\*)|-\s?(?=\d)|\\(?:times|cdot|div|pm)\b)",
@@ -89,6 +94,8 @@ def find_answers(text: str, *, in_prose: bool = False) -> tuple[str, ...]:
     """
     is_cut, text = len(text) > MAX_CHARS, clean_text(text)
     if boxes := find_boxed(text):
+        if _offers_alternatives(text, boxes):
+            return ()
         denials, parts = Denials(text), [_read_box(text, box) for box in boxes]
         is_denied = any(denials.govern(box.start) or denials.follow(box.end) for box in boxes)
         return () if is_denied or "" in parts or is_taken_back(text[boxes[-1].end :]) else tuple(parts)
@@ -96,6 +103,11 @@ def find_answers(text: str, *, in_prose: bool = False) -> tuple[str, ...]:
     if announced is None:
         return () if (is_cut and not in_prose) or is_retracted(text) else (text,)
     return () if is_taken_back(rest) else tuple(announced)
+
+
+def _offers_alternatives(text: str, boxes: Sequence[Box]) -> bool:
+    """Return whether "or" joins two boxes."""
+    return any(_OR_BETWEEN.fullmatch(text, first.end, second.start) for first, second in itertools.pairwise(boxes))
 
 
 def _read_box(text: str, box: Box) -> str:
@@ -115,6 +127,7 @@ def _find_announced(text: str) -> tuple[list[str] | None, str]:
     matches = [match for match in matches if match.end() < len(text)]
     if not matches:
         return None, ""
+    matches = [match for match in matches if not _HYPOTHETICAL.search(text, max(0, match.start() - 200), match.end())]
     denials, parts = Denials(text), list[str]()
     rest = ""
     for match, following in itertools.zip_longest(matches, matches[1:]):
@@ -154,10 +167,17 @@ _MARKUP = re.compile(
 )
 _HEADER = re.compile(r"<(?=/?[a-z ]+>)|(?<=[a-z])>", re.IGNORECASE)
 # These patterns match casefolded text.
-_LETTER_ALONE = re.compile(
-    rf"(?:(?:so|thus|therefore|hence),? )?(?:(?:it is|it's|i choose|i pick|i select) )?{ANSWER_LEAD_IN}"
-    r"(?:[(\[{「] ?)?([a-z])(?: ?[)\]}」])?[)\]}」.:,;!。、✅✓✔]*(?: ?[✅✓✔]|选项。?)?"
+_CONFIDENCE = r"(?:(?:clearly|definitely|certainly|surely|undoubtedly|obviously),? )"
+_LEAD_IN = (
+    rf"(?:(?:so|thus|therefore|hence),? )?{_CONFIDENCE}?"
+    r"(?:(?:it|that|this)(?: is|'s| must be| should be| has to be| can only be) "
+    rf"|i(?:'?ll|'?d| will| would)? (?:choose|pick|select|go with) )?{_CONFIDENCE}?{ANSWER_LEAD_IN}"
 )
+_LETTER_ALONE = re.compile(
+    rf"{_LEAD_IN}(?:letter )?(?:[(\[{{「【] ?){{0,2}}([a-z])(?: ?[)\]}}」】]){{0,2}}[)\]}}」】.:,;!。、✅✓✔]*"
+    r"(?: ?[✅✓✔]|(?:选项)?(?:是?(?:正)?确的?)?。?)?"
+)
+_LEAD_IN_PATTERN = re.compile(_LEAD_IN)
 _LABELED_OPTION = re.compile(rf"{ANSWER_LEAD_IN}[(\[]?([a-z])(?:[)\]][.:]? ?|[.:,] ?| ?- ?| )(\S.*)")
 _SENTENCE_ENDS = ".!。"  # stripped before an option's text is compared
 _ARTICLE = re.compile(r"(?:an?|the|its?|this|that) ")
@@ -168,6 +188,7 @@ _CORRECT = "(?:correct|right|best|answer|true)"
 _OPENING = re.compile(
     rf"{ANSWER_LEAD_IN}(?P<letter>[(\[]?([a-z])[)\]]?)(?: is(?: the)? {_CORRECT}(?: {_ANSWER_WORD})?)?"
     r"(?:(?:(?<=[)\]])[.:]?|[.;:!])(?: |\n|$)|\n|$| - |[,，。]?(?=因为)|。"
+    r"|,? (?=(?:not|instead of|rather than)(?: option)? [(\[]?(?-i:[A-J])\b)"
     r"|[,.]? ?[(]?(?=(?:because|since|given|due to|as (?:it|the|this|there|only|in|all))\b))",
     re.IGNORECASE,
 )
@@ -195,8 +216,9 @@ _LONE_END = re.compile(r"[)\]]?\s*(?:[.!](?=\s|\Z)|\n|\Z)")
 _CLAIM_END = re.compile(
     r"[)\]]?(?:\s*(?:[.,;:!?)。，]|\n|\Z|-)|\s+(?:is|was|because|since|as|instead|too|and|or|it)\b)"
 )
+_POSSIBLE = r"(?:possible|plausible|acceptable)\b"  # weaker than right: another answer beside it
 _POSITIVE = (
-    r"(?:(?:the\s+|a\s+)?(?:correct|right|best|answer|true|valid|possible|plausible|acceptable|better|good)\b"
+    rf"(?:(?:the\s+|a\s+)?(?:(?:correct|right|best|answer|true|valid|better|good)\b|(?P<possible>{_POSSIBLE}))"
     r"|fits?\b|it is\b|works?\b|applies\b|apply\b|match(?:es)?\b|holds?\b|✅|✓|✔)"
 )
 _CONFIRMED = re.compile(
@@ -211,11 +233,16 @@ _CLAUSE = re.compile(r"[.,;!\n]")
 _SENTENCE_START = re.compile(r"[.!?](?=\s)|\n")
 # What the letter A stands before, unlike the article: the end of a clause, a conjunction or a verb.
 _AFTER_LETTER = re.compile(
-    r"(?! [a-z])| it is\b| (?:or|and|nor|to|but|is|isn|because|since|was|wasn|also|too|as|if|does|doesn|can|cannot"
+    r"(?! [a-z])| it is\b| (?:or|and|nor|to|through|but|is|isn|because|since|was|wasn|also|too|as|if|does|doesn|can"
+    r"|cannot"
     r"|could|couldn|would|wouldn|should|must|may|might|has|fits|works|matches|applies|fails|holds|shows|happens|occurs"
     r"|seems|appears|looks|says)\b"
+    r"|(?: [a-z]+){0,3} (?:over|than|versus|vs) [(\[]?[A-J]\b"
 )
-_LIST_SEPARATOR = re.compile(r"[)\].:]{0,4}\s*(?:[,/&|+]\s*)?(?:(?:or|and|nor|and/or|as well as)\s+)?[(\[]?")
+_LIST_SEPARATOR = re.compile(
+    r"[)\].:]{0,4}\s*(?:[,/&|+、]\s*|-(?=\S))?"
+    r"(?:(?:or|and|nor|and/or|as well as|through)\s+|(?:还是|或者?|以?及|和|与)\s*)?[(\[]?"
+)
 _LABEL = re.compile(
     r"(?:^(?P<bullet>[-•> ]{0,6})|(?<=[\s,;.|]))[(\[]?(?P<letter>[A-J])(?:[)\].:]{1,3}\s*| - )(?=\S)", re.MULTILINE
 )
@@ -245,7 +272,8 @@ def read_letter(text: str, letters: str, options: Sequence[str] = (), *, in_pros
     if boxes := find_boxed(text):
         selected = boxes[-1:] if in_prose else boxes
         denials, rest = Denials(text), text[boxes[-1].end :]
-        if any(denials.govern(box.start) or denials.follow(box.end) for box in selected) or is_taken_back(rest):
+        is_denied = any(denials.govern(box.start) or denials.follow(box.end) for box in selected)
+        if is_denied or is_taken_back(rest) or _offers_alternatives(text, boxes):
             return None
         readings = {reader.read(_strip_markup(_read_box(text, box)), in_prose) for box in selected}
         letter = readings.pop() if len(readings) == 1 else None
@@ -278,7 +306,7 @@ class _LetterReader:
         }
         self._words = {letter: _split_words(text) for letter, text in self._texts.items()}
         self._pattern = re.compile(
-            rf"(?<![A-Za-z0-9])(?:[(\[]([{letters}{letters.lower()}])[)\]]|([{letters}])(?!['’]?[A-Za-z0-9]))"
+            rf"(?<![A-Za-z0-9])(?:[(\[]([{letters}{letters.lower()}])[)\]]|([{letters}])(?!['’]?[A-Za-z0-9]|\+\+|#|\+(?![\s\w])|-[A-Za-z]{{2}}))"
         )
         quoted = sorted((re.escape(text) for text in self._texts.values() if len(text) > 1), key=len, reverse=True)
         # `it is red.` claims an option by its text
@@ -353,6 +381,16 @@ class _LetterReader:
         matching = [letter for letter, option in self._texts.items() if option == sentence]
         if matching:
             return matching[0] if len(matching) == 1 else ""  # two options with the same text are indistinguishable
+        lead_in = _LEAD_IN_PATTERN.match(sentence)
+        bare = sentence[lead_in.end() if lead_in else 0 :]
+        # Without a lead-in "a" may be a label.
+        if bare != sentence or not bare.startswith(("a ", "an ")):
+            bare = _ARTICLE.sub("", bare, count=1)
+        matching = [
+            letter for letter, option in self._texts.items() if bare and _ARTICLE.sub("", option, count=1) == bare
+        ]
+        if len(matching) == 1:
+            return matching[0]
         labeled = _LABELED_OPTION.fullmatch(folded)
         letter = self._match_letter(labeled[1]) if labeled else ""
         if labeled and letter in self._texts:
@@ -380,7 +418,7 @@ class _LetterReader:
         if letter is None:
             return None
         is_prose = len(re.findall(r"[^\W\d_]{2,}", rest[:200])) >= 2 or re.search(f"[{SPACELESS}]{{2}}", rest)
-        is_explained = bool(is_prose) or not rest.strip() or self._read_alone(rest) == letter
+        is_explained = bool(is_prose) or not rest.strip() or has_denial(rest) or self._read_alone(rest) == letter
         is_denied = is_taken_back(rest) or self.is_contradicted(letter, rest)
         if not letter or is_denied:
             return ""
@@ -415,18 +453,19 @@ class _LetterReader:
         for names, start, end in self._iterate_mentions(plain):
             window = plain[max(0, start - 80) : start]
             confirmed = _CONFIRMED.match(plain, end)
-            is_confirmed = confirmed and not _RESTRICTED.search(confirmed["tail"] or "")
+            if confirmed and _RESTRICTED.search(confirmed["tail"] or ""):
+                confirmed = None
             ends_clause = _CLAIM_END.match(plain, end) is not None
             mentions.append(
                 _Mention(
                     names=names,
                     is_denied=denials.cover(start, end),
                     is_claimed=bool(
-                        is_confirmed
+                        (confirmed and not confirmed["possible"])
                         or (ends_clause and _CLAIM_BEFORE.search(window))
                         or (_LONE_END.match(plain, end) and _LONE_BEFORE.search(window))
                     ),
-                    is_offered=ends_clause and _OFFER_BEFORE.search(window) is not None,
+                    is_offered=bool(confirmed or (ends_clause and _OFFER_BEFORE.search(window))),
                     is_question=re.match(r"[)\]]?\s*[?？]", plain[end : end + 4]) is not None,
                 )
             )
@@ -511,11 +550,13 @@ class _LetterReader:
         opening = re.match(r"[(\[]([a-zA-Z])[)\]]|([A-Z])[).:,](?=\s|$)", plain)
         if opening and (letter := self._match_letter(opening[1] or opening[2])):
             is_alone = affirmed[:1] == [mention for mention in affirmed if mention.names == {letter}][:1]
-            is_hedged = any(mention.is_offered and mention.names != {letter} for mention in affirmed)
+            is_hedged = is_taken_back(plain[opening.end() :]) or any(
+                mention.is_offered and mention.names != {letter} for mention in affirmed
+            )
             return letter if is_alone and affirmed and letter not in denied and not is_hedged else None
         remaining = frozenset().union(*(mention.names for mention in affirmed)) - denied
         if affirmed:
-            return min(remaining) if len(remaining) == 1 else None
+            return min(remaining) if len(remaining) == 1 and not is_retracted(plain) else None
         return None if denied else self._find_quoted_option(plain)
 
     def _find_quoted_option(self, plain: str) -> str | None:
@@ -538,7 +579,7 @@ def _strip_label(option: str, letter: str) -> str:
 
 def _strip_markup(text: str) -> str:
     """Return a text, its lines with single blanks, without markup: bold, math, quotes, brackets like <<B>>."""
-    plain = normalize_text(text)
+    plain = re.sub(r"\\[ ,;:!]", " ", normalize_text(text))
     for _ in range(4):  # markup nests: \boxed{\text{b}}
         plain = _MARKUP.sub(lambda match: match[1] or "", plain)
     plain = _HEADER.sub("", plain) if re.search(r"<answer>\s*:", plain, re.IGNORECASE) else plain
@@ -558,20 +599,24 @@ _AMBIGUOUS = re.compile(
     r"|cubed|root|factorial)\b"
     rf"|#\s*(?:(?:k|mn|bn|tn|mio|mrd|mil|π|pi)\b|[π万萬亿億千百兆만억조천백])|#[xob][#\d]|[\u0335-\u0338]"  # struck out
     rf"|#[\s-]*(?:and\s+)?(?:a\s+)?\b(?:{_FRACTION_WORDS})\b|\b(?:{_FRACTION_WORDS})\s+of\s+(?:the\s+|a\s+)?#"
-    rf"|\b{_FUNCTIONS}\b(?:\s+(?:of|value))*[\s({{\[]*#|[$€£¥₩₹]\s*#\s?[mb]\b|#\s?[xyzni]\b(?!\s*[a-z])"
+    rf"|\b{_FUNCTIONS}\b(?:\s+(?:of|value))*[\s({{\[]*#|[$€£¥₩₹]\s*#\s?[mb]\b|#\s?[xyznie]\b(?!\s*[a-z])"
     r"|#[)\s]*(?:[-+*/×÷:x^·⋅•∙⁄∕∗.]+|\b(?:times|plus|minus|point|over|by|divided by)\b)\s*-?#|#\s+#|#\s*[)\]]\s*\^"
     r"|[±∓√∛⌊⌈<>≤≥≠∞⩽⩾≦≧≲≳≪≫≮≯⪅⪆≶≷¬]|!\s*=|#\s?!|#[()\s]*\?|\+\s*/\s*-|-[\s({\[]*#"
     r"|\b(?:not|never|except|neither|nor|none)\b|n't\b|\|[\s-]*#\s*\||#[\s-]*(?:score|(?:degrees\s+)?below)\b"
     r"|\btoo (?:low|high|many|few|much|little|small|large|big|short|long)\b"
-    r"|\b(?:at (?:least|most)|(?:more|less|fewer|greater|larger|smaller|other) than|up to)\s+#"
+    r"|(?:至[少多]|最[少多]|[超多少大小高低]于|超过|不足)\s?#|#[^\W\d_]?\s?(?:以[上下内]|多[^少]?(?:\Z|\W))|分之"
+    r"|#(?: [a-z]+){0,2},? (?:at (?:least|most)|max(?:imum)?|minimum|tops)\b|\bpoint #"
+    r"|\b(?:at (?:least|most)|(?:more|less|fewer|greater|larger|smaller|other) than(?: or equal to)?|up to"
+    r"|upwards? of)\s+#"
     r"|\b(?:over|under|above|below|beyond|exceed(?:s|ing)?|minimum of|maximum of|mod(?:ulo)?|minus)\s+#"
     r"|#\s*(?:\+(?!\s*#)|(?:plus|minus|and change)\b|or (?:more|less|fewer|over|under)\b"
     r"|and (?:more|over|up|above|below)\b)"
 )
 # Between the last two numbers: then the last one is a part of a span, a list or a compound: `1 h 30 min`, `3 of the 4`.
 _CONNECTOR = re.compile(
-    r"\W*(?:[a-z]{1,12}\W*)?(?:(?:to|or|and|until|till|through|up to|vs|versus|(?:out )?of|[-/,;~|])\W*"
-    r"(?:about|around|maybe|perhaps|possibly|the|these|those)?\W*(?:power(?: of)?)?\W*)?"
+    r"\W*(?:[a-z]{1,12}\W*)?(?:(?:[到至或和与、年月日点時时分]|to|or|and|until|till|through|up to|vs|versus|(?:out )?of"
+    r"|[-/,;~|])\W*"
+    r"(?:about|around|maybe|perhaps|possibly|the|these|those|every|all)?\W*(?:power(?: of)?)?\W*)?"
 )
 _RESTART = re.compile(r"[.:\n](?:\s|$)|=|\b(?:so|but|is|are)\b")
 _NUMBER_SEPARATOR = re.compile(rf"{_RESTART.pattern}|[;,]\s")
@@ -629,6 +674,11 @@ _BETWEEN = re.compile(
     rf"{_TIME_PREFIX}{_SPAN_MARKUP}\s*"
 )
 _CHAIN = re.compile(rf"{_UNIT}{_SPAN_MARKUP}\s*(?:{_SPAN_WORD}){_TIME_PREFIX}{_SPAN_MARKUP}\s*")
+# `Between 4 and 8 nothing happens`, in the clause of the span
+_DENIAL_AFTER_SPAN = re.compile(r"\b(?:not|never|nothing|none|nowhere)\b|n't\b|[没不]")
+_CLAUSE_AFTER_SPAN = re.compile(
+    r"[,.;:!?()\n]|\b(?:and|but|or|because|when|while|where|which|until|before|after|as|if)\b"
+)
 _MAX_SECONDS = 1e7
 _COMMA = re.compile(r"\s*,\s*")
 _OTHER_UNIT = r"(?:m|min(?:ute)?s?|h|hrs?|hours?|ms|msecs?|milliseconds?|days?|frames?|scenes?|pages?|percent)"
@@ -673,6 +723,8 @@ def _find_span(text: str) -> tuple[float, float] | None:
         neighbors = {*links[max(0, index - 1) : index], *links[index + 1 : index + 2]}
         is_chained = "range" in neighbors or (links[index] == "comma" and "comma" in neighbors)
         if not is_chained and _is_span(plain, first, second) and not denials.cover(first.start, second.end):
+            if _DENIAL_AFTER_SPAN.search(_CLAUSE_AFTER_SPAN.split(plain[second.end : second.end + 80], maxsplit=1)[0]):
+                continue
             assert first.value is not None
             assert second.value is not None
             return first.value, second.value
