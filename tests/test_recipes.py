@@ -88,6 +88,9 @@ PUBLISHED = [
     ("paravt/sft", "environment.settings.overview_fps", 1.0),
     ("paravt/sft", "environment.settings.system_prompt", "row"),
     ("paravt/sft", "environment.settings.final_answer_prompt", ""),  # a forced answer in evaluation alone
+    ("paravt/sft", "evaluation.frame_budgets", [64]),
+    ("paravt/sft", "evaluation.environment_settings.overview_fps", None),
+    ("paravt/sft", "evaluation.temperature", 0.0),
     ("paravt/sft", "evaluation.environment_settings.max_final_answer_tokens", 128),
     ("paravt/sft", "evaluation.environment_settings.max_final_choice_tokens", 64),
     ("paravt/sft", "environment.settings.tools.crop_video.default_question", ""),

@@ -74,13 +74,13 @@ class Python(ToolEnvironment):
 
         A row's own prompt states the facts itself.
         """
-        indices, own_system = itertools.count(), find_row_system_prompt(task, self.settings)
+        video_indices, own_system = itertools.count(), find_row_system_prompt(task, self.settings)
 
         async def load_video(path: str, max_frames: int, cues: tuple[Cue, ...]) -> list[str | ImageRef]:
             clip = await ctx.media.probe(path)
             fps = clip.num_frames / max(clip.duration, 1e-9)
             length = f"{clip.num_frames} frames, {fps:.2f} per second, {clip.duration:.1f} s"
-            name = f"video_clue_{next(indices)}"
+            name = f"video_clue_{next(video_indices)}"
             facts = [] if own_system is not None else [f"{name}: {clip.width}x{clip.height} pixels, {length}\n"]
             if self.settings.video_in_prompt:
                 return [*facts, *await load_overview(path, max_frames, ctx, self.settings, cues)]
@@ -89,10 +89,9 @@ class Python(ToolEnvironment):
         parts = await load_media(task, ctx, self.settings, load_video)
         if not self.settings.image_in_prompt:
             self.runtime_images = tuple(part for part in parts if isinstance(part, ImageRef) and part.time is None)
-            count = len(self.runtime_images)
-            has_facts = own_system is None
-            facts = iter([await self.describe_image(index, ctx) if has_facts else "" for index in range(count)])
-            parts = [next(facts) if part in self.runtime_images else part for part in parts]
+            indices = range(len(self.runtime_images)) if own_system is None else ()
+            facts = iter([await self.describe_image(index, ctx) for index in indices])
+            parts = [next(facts, "") if part in self.runtime_images else part for part in parts]
         named_parts = wrap_images_in_names(parts, len(self.runtime_images))
         user = Message(role="user", parts=(*named_parts, await fill_question(task, ctx, self.settings)))
         return with_system(self.settings.system if own_system is None else own_system, user)
