@@ -35,7 +35,7 @@ def main(folder: Path) -> Path:
     model = saccade.make_tiny_model(recipe, folder / "model", data=data)
     run = folder / "run"
     saccade.sft(recipe, out=run, model=model, data=data)
-    saccade.train(recipe, out=run, model=model, data=data, resume=True)
+    saccade.rl(recipe, out=run, model=model, data=data, resume=True)
     scores = [scored.score for scored in saccade.evaluate(run)]
     for term in recipe.rewards:
         name = term.rpartition(":")[2]

@@ -16,7 +16,8 @@ import saccade
 from saccade import testing
 
 THEMES = {
-    "Runs": "load_recipe Recipe generate_data make_tiny_model sft train evaluate ask Run read_episodes RolloutRecord",
+    "Runs": "load_recipe Recipe generate_data make_tiny_model sft rl train evaluate ask Run read_episodes "
+    "RolloutRecord",
     "Data": "load_tasks Task Media MediaKind AnswerType Demonstration RecordedResult SourceRow",
     "Episodes and ledger": "Episode EpisodeStatus Turn Reply Block BlockKind Call CallFormat Message ToolResult Usage "
     "Ledger",

@@ -7,13 +7,9 @@
 import argparse
 import ast
 import inspect
-import io
-import itertools
 import re
 import sys
-import tokenize
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -22,7 +18,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from saccade import plugins
-from saccade.config import schema
+from saccade.config import reference, schema
+from saccade.config.reference import find_comment, index_comments, is_section
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "saccade"
@@ -81,45 +78,6 @@ counts as its visual tokens, not as one placeholder.
 # ---- configuration -------------------------------------------------------------------------------------------------
 
 
-def read_field_comments(path: Path) -> dict[tuple[str, str], str]:
-    """Return the comment behind each field of a file's settings classes, or the lines of comment above it."""
-    source, found = path.read_text(), {}
-    find_text = index_comments(source)
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef):
-            for statement in node.body:
-                if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                    lines = statement.lineno, statement.end_lineno or statement.lineno
-                    found[node.name, statement.target.id] = find_text(*lines)
-    return found
-
-
-def index_comments(source: str) -> Callable[[int, int], str]:
-    """Return a function of a first and a last line: the comments behind these lines, or the lines of comment above."""
-    tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT]
-    comments = {token.start[0]: token.string.lstrip("# ") for token in tokens}
-    alone = {token.start[0] for token in tokens if not token.line[: token.start[1]].strip()}
-
-    def find_text(first: int, last: int) -> str:
-        above = list(itertools.takewhile(alone.__contains__, range(first - 1, 0, -1)))
-        text = " ".join(comments[line] for line in range(first, last + 1) if line in comments)
-        return text or " ".join(comments[line] for line in reversed(above))
-
-    return find_text
-
-
-def read_parameter_comments(plugin: Any) -> dict[str, str]:
-    """Return the comment of each parameter in the definition of a plugin: a function, a tool, or a class."""
-    function = plugin.__init__ if isinstance(plugin, type) else inspect.unwrap(plugin)
-    source = inspect.cleandoc(f"\n{inspect.getsource(function)}")
-    find_text = index_comments(source)
-    node = next(n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
-    return {
-        argument.arg: find_text(argument.lineno, (default or argument).end_lineno or argument.lineno)
-        for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-    }
-
-
 def format_value(value: Any) -> str:
     """Return a default as it is written in a recipe, in backticks."""
     if value is PydanticUndefined or value is inspect.Parameter.empty:
@@ -141,34 +99,22 @@ def escape(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-def list_keys(
-    section: type[BaseModel], prefix: str, comments: dict[tuple[str, str], str], values: BaseModel | None = None
-) -> list[str]:
+def list_keys(section: type[BaseModel], prefix: str, values: BaseModel | None = None) -> list[str]:
     """Return the rows of a section's table, nested sections included; `values` are its defaults where it is used."""
     rows = []
     for name, field in section.model_fields.items():
         annotation, key = field.annotation, f"{prefix}{name}"
         default = getattr(values, name) if values else field.get_default(call_default_factory=True, validated_data={})
-        meaning = find_comment(section, name, comments)
+        meaning = find_comment(section, name)
         if is_section(annotation):
             rows += [f"| `{key}` | | {escape(inspect.getdoc(annotation) or '')} |"]
-            rows += list_keys(annotation, f"{key}.", comments, default)
+            rows += list_keys(annotation, f"{key}.", default)
             continue
         rows.append(f"| `{key}` | {format_value(default)} | {escape(meaning)} |")
         inner = get_args(annotation)[-1] if get_origin(annotation) is dict else None
         if is_section(inner) and not prefix:
-            rows += list_keys(inner, f"{key}.NAME.", comments)
+            rows += list_keys(inner, f"{key}.NAME.")
     return rows
-
-
-def find_comment(section: type, name: str, comments: dict[tuple[str, str], str]) -> str:
-    """Return the comment of a field, which a base class may define."""
-    return next(filter(None, (comments.get((base.__name__, name), "") for base in section.__mro__)), "")
-
-
-def is_section(annotation: Any) -> bool:
-    """Return whether a field's annotation is a section of the recipe."""
-    return isinstance(annotation, type) and issubclass(annotation, schema.Section)
 
 
 def get_summary(plugin: Any) -> str:
@@ -178,12 +124,10 @@ def get_summary(plugin: Any) -> str:
 
 def render_configuration() -> str:
     """Return the page of every recipe key and every plugin setting."""
-    comments, recipe = read_field_comments(PACKAGE / "config" / "schema.py"), schema.DataBuildRecipe
-    for path in (PACKAGE / "environments").glob("*.py"):
-        comments |= read_field_comments(path)
+    recipe = schema.DataBuildRecipe
     table = ["", "| key | default | meaning |", "|---|---|---|"]
     plain, sections = [], []
-    for row in list_keys(recipe, "", comments):
+    for row in list_keys(recipe, ""):
         name = row.split("`")[1].split(".")[0]
         if not is_section(recipe.model_fields[name].annotation):
             plain.append(row)
@@ -201,7 +145,7 @@ def render_configuration() -> str:
         parts += [f"## {folder}: `{key}`", ""]
         for name in plugins.list_plugins(folder):
             plugin = plugins.load(folder, name)
-            rows = list_settings(plugin, comments)
+            rows = list_settings(plugin)
             doc = (inspect.getdoc(plugin) or "").partition(">>>")[0].strip()
             if not rows or hasattr(plugin, "settings_type"):
                 doc = doc.split("\n\n")[0]
@@ -220,20 +164,10 @@ def format_paragraph(text: str) -> str:
     return "\n".join(escape(item) for item in re.split(r"\n(?=- )", text))
 
 
-def list_settings(plugin: Any, comments: dict[tuple[str, str], str]) -> list[str]:
+def list_settings(plugin: Any) -> list[str]:
     """Return the rows of the settings of a plugin. Raises ValueError for a setting without a comment: its meaning."""
-    given = {*plugins.CALL_TIME_PARAMS, "settings"}
-    parameters = [
-        parameter
-        for parameter in inspect.signature(plugin, eval_str=True).parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in given
-    ]
-    has_type = hasattr(plugin, "settings_type")
-    own_comments = read_parameter_comments(plugin) if parameters and not has_type else {}
     rows = []
-    for parameter in parameters:
-        name = parameter.name
-        meaning = find_comment(plugin.settings_type, name, comments) if has_type else own_comments[name]
+    for name, (parameter, meaning) in reference.list_settings(plugin).items():
         if not meaning:
             raise ValueError(f"{plugin.__module__}: write a comment behind {name} that says what it means")
         rows.append(f"| `{name}` | {format_value(parameter.default)} | {escape(meaning)} |")

@@ -41,12 +41,12 @@ def test_a_question_needs_text_and_media():
 def test_resuming_takes_the_paths_of_the_run(tmp_path):
     recipe = saccade.load_recipe("tiny/para_grpo", SMALL)
     with raises(RunError, key=str(tmp_path)):
-        saccade.train(recipe, out=tmp_path, resume=True)
+        saccade.rl(recipe, out=tmp_path, resume=True)
     saccade.Run.create(tmp_path, recipe.with_values({"model.path": "model", "data.train": "gone.jsonl"}))
     with raises(DataError, key=str(tmp_path / "gone.jsonl")):
-        saccade.train(recipe, out=tmp_path, resume=True)
+        saccade.rl(recipe, out=tmp_path, resume=True)
     with raises(DataError, key="data.train"):
-        saccade.train(recipe, out=tmp_path)
+        saccade.rl(recipe, out=tmp_path)
 
 
 def test_no_tasks_are_not_the_test_split(tmp_path):
@@ -69,7 +69,7 @@ def test_the_example_runs(tmp_path, monkeypatch):
     )
     steps = []
     longer = saccade.load_recipe("tiny/para_grpo", [*SMALL, "rl.steps=5"])
-    checkpoint = saccade.train(longer, out=out, resume=True, on_step=lambda step, metrics: steps.append(step))
+    checkpoint = saccade.rl(longer, out=out, resume=True, on_step=lambda step, metrics: steps.append(step))
     assert steps == [5]
     assert checkpoint.is_relative_to(out / "rl")
     clip = tmp_path / "data" / "a" / "test" / "clips" / "00000.mp4"

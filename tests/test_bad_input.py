@@ -278,9 +278,9 @@ def empty_file(folder, name):
     [
         ("sft", lambda folder: shutil.rmtree(folder / "train"), "{}/train/demonstrations.jsonl"),
         ("sft", lambda folder: empty_file(folder, "train/demonstrations.jsonl"), "{}/train/demonstrations.jsonl"),
-        ("train", lambda folder: empty_file(folder, "train/tasks.jsonl"), "{}/train/tasks.jsonl"),
-        ("train", lambda folder: shutil.rmtree(folder / "train" / "clips"), "media"),
-        ("train", lambda folder: (folder / "train/tasks.jsonl").write_text("{}\n"), "id"),
+        ("rl", lambda folder: empty_file(folder, "train/tasks.jsonl"), "{}/train/tasks.jsonl"),
+        ("rl", lambda folder: shutil.rmtree(folder / "train" / "clips"), "media"),
+        ("rl", lambda folder: (folder / "train/tasks.jsonl").write_text("{}\n"), "id"),
     ],
     ids=["no dataset", "no traces", "no tasks", "no clips", "no task"],
 )

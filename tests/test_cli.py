@@ -1,18 +1,24 @@
 """The command line: fast to start, one line per error, resumable."""
 
+import importlib.util
+import inspect
 import json
 import subprocess
 import sys
 
 import pytest
-from commands import RL, SFT, SYNTHETIC, count_visual_tokens, fail, good, run
+from commands import RL, SFT, SMALL, SYNTHETIC, count_visual_tokens, fail, good, run
 from typer.core import TyperGroup
 from typer.main import get_command
+from typer.testing import CliRunner
 
+from saccade import plugins
 from saccade.checks import machine
 from saccade.cli.app import app
-from saccade.config import load
+from saccade.config import load, reference
+from saccade.config.schema import Recipe
 from saccade.errors import ConfigError, DataError, ModelError, RunError
+from saccade.runs import stages
 from saccade.runs.run_folder import Run
 
 
@@ -27,8 +33,114 @@ def test_help_imports_no_heavy_modules():
     assert done.stdout.strip().endswith("[]")
     assert all(
         command in done.stdout
-        for command in ("doctor", "recipes", "model", "data", "sft", "train", "eval", "ask", "demo")
+        for command in ("doctor", "recipes", "model", "data", "sft", "rl", "train", "eval", "ask", "demo")
     )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "tiny/base", "rl.optm.lr=1"],
+        ["rl", "tiny/base", "rl.optm.lr=1"],
+        ["eval", "tiny/base", "rl.optm.lr=1", "--model", "m"],
+        ["doctor", "tiny/base", "rl.optm.lr=1"],
+        ["ask", "Why?", "rl.optm.lr=1", "--model", "m"],
+        ["data", "synth", "d", "rl.optm.lr=1"],
+        ["recipes", "check", "tiny/base", "rl.optm.lr=1"],
+        ["demo", "rl.optm.lr=1"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_wrong_key_is_reported_before_torch_is_imported(monkeypatch, arguments):
+    """None in sys.modules makes the import of torch an error."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [name for name in sys.modules if name.startswith(("saccade.runs.", "saccade.checks.run_checks"))]:
+        monkeypatch.delitem(sys.modules, name)
+    done = run(*arguments)
+    assert done.exit_code == 1
+    assert "rl.optim.lr" in done.stderr
+
+
+def test_help_lists_the_common_commands_first():
+    names = list(get_command(app).list_commands(None))
+    assert sorted(names) == sorted(get_command(app).commands)
+    assert names.index("demo") < names.index("train") < names.index("sft") < names.index("rl") < names.index("ablate")
+
+
+def complete(monkeypatch, words):
+    monkeypatch.setenv("_SACCADE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(["saccade", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    done = CliRunner().invoke(app, prog_name="saccade")
+    return done.output.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["rep"], ["report"]),
+        (["rl", "tiny/para"], ["tiny/para_grpo"]),
+        (["rl", "tiny/base", "rl.optim.l"], ["rl.optim.lr="]),
+        (["rl", "tiny/base", "rl.op"], ["rl.optim."]),
+        (["eval", "runs", "--shar"], ["--shard"]),
+        (["recipes", "explain", "rl.group"], ["rl.group_size"]),
+    ],
+    ids=" ".join,
+)
+def test_completion(monkeypatch, words, expected):
+    assert complete(monkeypatch, words) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("rl.group_size", ["default: 8", "in tiny/base: 8", "int"]),
+        ("rl", ["group_size", "optim"]),
+        ("environment.settings.max_turns", ["default:", "turns"]),
+        ("environment.settings.tools.crop_video.fps", ["frames per second"]),
+        ("rewards.tool_use.settings.mode", ["graded"]),
+        ("rl.loss.settings", ["clip_high"]),
+        ("rl.filters.reward_std.above", ["population std"]),
+        ("environments.image.settings.max_calls", ["calls"]),
+    ],
+)
+def test_recipes_explain(key, words):
+    output = good("recipes", "explain", key, "--recipe", "tiny/base")
+    assert all(word in output for word in words), output
+
+
+def test_every_key_can_be_explained():
+    for key in load.list_keys():
+        assert reference.explain_key(key, Recipe()).meaning, key
+
+
+def test_recipes_explain_names_the_nearest_key():
+    for key in ("rl.group_siz", "environment.settings.max_turn", "rl.group_size.x", "rewards.accuracy.settings.x"):
+        fail(ConfigError, "recipes", "explain", key, key=key)
+    assert "group_size" in run("recipes", "explain", "rl.group_siz").stderr
+
+
+@pytest.mark.parametrize("kind", ["reward", "tool", "environment"])
+def test_new_writes_a_plugin_that_passes_its_test(tmp_path, monkeypatch, kind):
+    good("new", kind, "second_look", "--out", tmp_path)
+    fail(RunError, "new", kind, "second_look", "--out", tmp_path, key=tmp_path / "second_look.py")
+    plugin = plugins.load(f"{kind}s", str(tmp_path / "second_look.py"))
+    assert plugin is not None
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "second_look", raising=False)
+    spec = importlib.util.spec_from_file_location(f"new_{kind}_test", tmp_path / "test_second_look.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    tests = [value for name, value in vars(module).items() if name.startswith("test_")]
+    assert tests
+    for test in tests:
+        test(*([tmp_path / "model"] if inspect.signature(test).parameters else []))
+
+
+@pytest.mark.parametrize("name", ["a-b", "class", "accuracy", "2x", "../x"])
+def test_new_refuses_a_name_that_no_plugin_can_have(tmp_path, name):
+    fail(ConfigError, "new", "reward", name, "--out", tmp_path, key="NAME", value=name)
+    assert not list(tmp_path.iterdir())
 
 
 def commands(group, *path):
@@ -90,7 +202,7 @@ def test_interrupt_prints_the_resume_command(monkeypatch, command, resumable):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["saccade.cli.app"], "load_recipe", stop)
+    monkeypatch.setattr(sys.modules["saccade.cli.train"], "load_recipe", stop)
     monkeypatch.setattr(machine, "check_machine", stop)
     arguments = ["sft", "tiny/base", "--out", "runs/a b", "--resume"] if resumable else ["doctor"]
     monkeypatch.setattr(sys, "argv", ["saccade", *arguments])
@@ -110,7 +222,7 @@ def test_pipeline_from_nothing_to_an_answer(tmp_path):
     fail(RunError, *start, key=folder)
     good(*start, "--resume")
     assert [line["step"] for line in Run.open(folder).read_metrics("sft")] == [1, 2, 3, 4]
-    assert "rl/step-000004" in good("train", *start[1:], "--resume")
+    assert "rl/step-000004" in good("rl", *start[1:], "--resume")
     assert [line["step"] for line in Run.open(folder).read_metrics("rl")] == [1, 2, 3, 4]
     assert "accuracy" in good("eval", folder)
     output = good("eval", folder, "--name", "test_no_tools", "evaluation.use_tools=false", "evaluation.limit=2")
@@ -121,6 +233,31 @@ def test_pipeline_from_nothing_to_an_answer(tmp_path):
     for source in (folder, folder / "sft" / "step-000004", model):
         assert count_visual_tokens(good("ask", "--video", clip, "How many flashes?", "--model", source)) > 0
     assert json.loads((folder / "status" / "sft.json").read_text())["checkpoint"].endswith("step-000004")
+
+
+@pytest.mark.slow
+def test_train_runs_the_stages_whose_data_is_named(tmp_path, tiny_folder, dataset_folder):
+    start = ["train", "tiny/para_grpo", *SMALL, "validation.every=2", "--model", tiny_folder]
+    fail(ConfigError, *start, "--out", tmp_path / "none", key="data")
+    fail(ConfigError, *start, "--stage", "sft,evil", "--out", tmp_path / "none", key="--stage", value="evil")
+    start += ["--data", dataset_folder, "--out", tmp_path / "run"]
+    output = good(*start)
+    assert "stages: sft, rl, eval" in output
+    assert all(f"{stage}: validation after step {step}" in output for stage in ("sft", "rl") for step in (0, 2, 4))
+    folder = Run.open(tmp_path / "run")
+    assert all(folder.is_done(stage) for stage in ("sft", "rl"))
+    assert (folder.path / "evaluations" / "test.jsonl").is_file()
+    fail(RunError, *start, key=tmp_path / "run")
+    good(*start, "--resume", "rl.steps=5")
+    assert [line["step"] for line in folder.read_metrics("rl")] == [1, 2, 3, 4, 5]
+    assert [line["step"] for line in folder.read_metrics("sft")] == [1, 2, 3, 4]
+
+
+def test_stages_follow_from_the_recipe_and_its_data():
+    recipe = load.load_recipe("tiny/para_grpo", ["data.train=t", "data.test=e"])
+    assert stages.list_stages(recipe) == ["rl", "eval"]
+    assert stages.list_stages(recipe.with_values({"data.demonstrations": "d"})) == ["sft", "rl", "eval"]
+    assert stages.list_stages(recipe.with_values({"data.test": "", "data.demonstrations": "d"})) == ["sft", "rl"]
 
 
 def test_eval_runs_its_default_command(tmp_path):

@@ -52,7 +52,7 @@ def test_progress_shows_no_control_characters():
     [
         ["eval", f"runs/{NASTY[:-1]}"],
         ["recipes", "show", NASTY[:-1]],
-        ["train", "tiny/base", f"rl.{NASTY[:-1]}=1"],
+        ["rl", "tiny/base", f"rl.{NASTY[:-1]}=1"],
         ["report", NASTY[:-1]],
         ["data", "check", NASTY[:-1]],
     ],

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from saccade.runs.api import generate_data as generate_data
     from saccade.runs.api import make_tiny_model as make_tiny_model
     from saccade.runs.api import read_episodes as read_episodes
+    from saccade.runs.api import rl as rl
     from saccade.runs.api import sft as sft
     from saccade.runs.api import train as train
     from saccade.runs.run_folder import Run as Run

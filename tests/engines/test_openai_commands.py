@@ -112,7 +112,7 @@ def test_training_refuses_it_before_loading_a_model(tmp_path):
         json.dumps({"id": "1", "question": "What?", "answer_type": "open", "ground_truth": "red", "media": []}) + "\n"
     )
     data = f"data.train={tmp_path}/tasks.jsonl"
-    output = bad("train", "tiny/base", *settings, data, "--model", tmp_path / "none", "--out", tmp_path / "run")
+    output = bad("rl", "tiny/base", *settings, data, "--model", tmp_path / "none", "--out", tmp_path / "run")
     assert "engine.name" in output
     assert "chat_completions" in output
     assert not (tmp_path / "run").exists()
@@ -187,7 +187,7 @@ def test_doctor_checks_the_server_of_an_address(tmp_path, image):
     )
 
 
-@pytest.mark.parametrize("command", ["sft", "train"])
+@pytest.mark.parametrize("command", ["sft", "rl"])
 def test_training_refuses_an_address(tmp_path, command):
     output = bad(command, "tiny/base", "--model", "http://127.0.0.1:9/v1", "--out", tmp_path / "run")
     assert "http://127.0.0.1:9/v1" in output

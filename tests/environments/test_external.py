@@ -406,7 +406,7 @@ def test_it_is_not_trained(tmp_path):
 @pytest.mark.slow
 def test_sft_and_rl_reject_it_before_a_run_starts(tmp_path, tiny_folder):
     good("data", "synth", tmp_path / "dataset", *SYNTHETIC)
-    for command in ("sft", "train"):
+    for command in ("sft", "rl"):
         run = tmp_path / command
         given = ("tiny/base", "--model", tiny_folder, "--data", tmp_path / "dataset", "--out", run)
         assert "environment.name" in bad(

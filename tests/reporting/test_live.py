@@ -109,7 +109,7 @@ def test_remaining_time_uses_the_pace_since_the_first_update(monkeypatch):
             update_progress(done, "" if done == 700 else "accuracy 0.510")
     assert screen.file.getvalue().splitlines() == [
         "eval test 500/1000 accuracy 0.510",
-        "eval test 501/1000 accuracy 0.510, 5:32:40 left",
+        "eval test 501/1000 accuracy 0.510",  # one item is no pace
         "eval test 510/1000 accuracy 0.510, 49:00 left",
         "eval test 700/1000 2:00 left",
         "eval test 1000/1000 accuracy 0.510",

@@ -1,4 +1,4 @@
-"""`saccade sft` and `saccade train` in several processes: through `--nproc` and through torchrun."""
+"""`saccade sft` and `saccade rl` in several processes: through `--nproc` and through torchrun."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def read_steps(run, stage):
 @pytest.mark.slow
 def test_rl_samples_from_the_divided_weights(folder):
     model = ("--model", folder / "model", "--data", folder / "data", "--out", folder / "rl")
-    finish(start(TORCHRUN, folder, "train", "tiny/para_grpo", *model, "rl.steps=2", "rl.save_every=1"))
+    finish(start(TORCHRUN, folder, "rl", "tiny/para_grpo", *model, "rl.steps=2", "rl.save_every=1"))
     assert read_steps(folder / "rl", "rl") == [1, 2]
     rows = [json.loads(line) for line in (folder / "rl" / "metrics.jsonl").read_text().splitlines()]
     # The engine's copy has the weights of the version: the trainer finds the logprobs that the engine reported.

@@ -44,10 +44,10 @@ def interrupt_sft(folder, model, dataset_folder, *, at):
 def test_rl_rejects_an_unfinished_sft(tmp_path, tiny_folder, dataset_folder, at):
     folder = tmp_path / "run"
     start = interrupt_sft(folder, tiny_folder, dataset_folder, at=at)
-    assert f"--out {folder} --resume" in fail(RunError, "train", *start, "--resume", key=folder / "sft")
+    assert f"--out {folder} --resume" in fail(RunError, "rl", *start, "--resume", key=folder / "sft")
     assert not (folder / "rl").exists()
     good("sft", *start, "--resume")
-    assert "rl/step-000004" in good("train", *start, "--resume")
+    assert "rl/step-000004" in good("rl", *start, "--resume")
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_interrupted_rl_resumes(tmp_path, tiny_folder, dataset_folder):
     with pytest.raises(KeyboardInterrupt):
         pipeline.rl(folder, recipe, resume=True, on_step=stop)
     assert [path.name for path in (folder / "rl").iterdir()] == ["step-000002"]
-    good("train", *start, "--resume")
+    good("rl", *start, "--resume")
     assert [line["step"] for line in Run.open(folder).read_metrics("rl")] == [1, 2, 3, 4]
 
 
@@ -220,7 +220,7 @@ def test_run_with_its_data_can_be_moved(tmp_path, monkeypatch):
     good("eval", "run")
     assert read_results(moved) == results
     start = ["tiny/para_grpo", *settings, "--model", "run/model", "--data", "run/data", "--out", "run"]
-    assert "rl/step-000004" in good("train", *start, "--resume")
+    assert "rl/step-000004" in good("rl", *start, "--resume")
     output = good("ask", "What?", "--video", "run/data/test/clips/00000.mp4", "--model", "run")
     assert count_visual_tokens(output) > 0
     scored = read_evaluations(Path("run"))["test"].scored[0]
@@ -261,7 +261,7 @@ def test_ask_and_sft_need_no_judge(tmp_path, tiny_folder, dataset_folder, monkey
     start = [*given, "--model", tiny_folder, "--data", dataset_folder, "--out", tmp_path / "run"]
     good("sft", *start)
     key = "rewards.judge.settings.api_key_env"
-    fail(ConfigError, "train", *start, "--resume", key=key, value="SACCADE_TEST_KEY")
+    fail(ConfigError, "rl", *start, "--resume", key=key, value="SACCADE_TEST_KEY")
     clip = dataset_folder / "test" / "clips" / "00000.mp4"
     good("ask", "When?", "--video", clip, "--model", tmp_path / "run")
 
@@ -343,7 +343,7 @@ def test_continued_sft_is_not_finished(tmp_path, tiny_folder, dataset_folder):
     longer = recipe.model_copy(update={"sft": recipe.sft.model_copy(update={"steps": recipe.sft.steps + 4})})
     with pytest.raises(KeyboardInterrupt):
         pipeline.sft(tmp_path / "run", longer, resume=True, on_step=stop)
-    fail(RunError, "train", *start, f"sft.steps={longer.sft.steps}", "--resume", key=tmp_path / "run" / "sft")
+    fail(RunError, "rl", *start, f"sft.steps={longer.sft.steps}", "--resume", key=tmp_path / "run" / "sft")
 
 
 # ---- refused before anything is loaded -------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_unusable_settings_are_rejected_before_the_run_exists(
 ):
     monkeypatch.setattr(pipeline, "load_training_components", lambda *_: pytest.fail("a model was loaded"))
     start = ["tiny/para_grpo", *RL, "--model", tiny_folder, "--data", dataset_folder, "--out", tmp_path / "run"]
-    fail(ConfigError, "train", *start, setting, key=key, value=value)
+    fail(ConfigError, "rl", *start, setting, key=key, value=value)
     assert not (tmp_path / "run").exists()
 
 
@@ -387,7 +387,7 @@ def test_unusable_engine_is_rejected_on_resume(tmp_path, tiny_folder, dataset_fo
     )
     Run.create(folder, recipe)
     start = ["tiny/para_grpo", *settings, "--model", model, "--data", dataset_folder, "--out", folder, "--resume"]
-    fail(ConfigError, "train", *start, "engine.name=local", key="rl.max_staleness", value=1)
+    fail(ConfigError, "rl", *start, "engine.name=local", key="rl.max_staleness", value=1)
     assert Run.open(folder).recipe.engine.name == "vllm"
 
 

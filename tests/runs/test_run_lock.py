@@ -57,7 +57,7 @@ def test_a_lock_that_another_process_holds_is_refused(folder, hold):
         pass
     with RunLock(folder, "report"):
         pass
-    assert socket.gethostname() in bad("train", "tiny/base", "--out", folder, "--resume", *data_settings(folder))
+    assert socket.gethostname() in bad("rl", "tiny/base", "--out", folder, "--resume", *data_settings(folder))
 
 
 def data_settings(folder):

@@ -24,7 +24,7 @@ def trained(tmp_path_factory, tiny_folder, dataset_folder):
     folder = tmp_path_factory.mktemp("trained") / "run"
     start = ["tiny/para_grpo", *SHORT, "--model", tiny_folder, "--data", dataset_folder, "--out", folder]
     good("sft", *start)
-    good("train", *start, "--resume")
+    good("rl", *start, "--resume")
     return folder
 
 

@@ -32,12 +32,12 @@ def test_a_resumed_mixture_of_videos_and_images_equals_the_uninterrupted_one(tmp
     monkeypatch.chdir(tmp_path)
     files, reward = generate_datasets(), write_alternating_reward(tmp_path)
     mixture = f"data.train={json.dumps({files['videos']: 1, files['images']: 3})}"
-    arguments = ["train", "tiny/base", mixture, reward, *SMALL, "--model", tiny_folder]
+    arguments = ["rl", "tiny/base", mixture, reward, *SMALL, "--model", tiny_folder]
     good(*arguments, "--out", "whole")
     good(*arguments, "rl.steps=2", "--out", "resumed")
     good(*arguments, "--out", "resumed", "--resume")
     videos_only = f"data.train={json.dumps(files['videos'])}"
-    good("train", "tiny/base", videos_only, reward, *SMALL, "--model", tiny_folder, "--out", "videos_only")
+    good("rl", "tiny/base", videos_only, reward, *SMALL, "--model", tiny_folder, "--out", "videos_only")
     digests = {
         name: compute_checkpoint_digest(find_newest_weights(tmp_path / name))
         for name in ("whole", "resumed", "videos_only")

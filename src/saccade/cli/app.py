@@ -2,12 +2,10 @@
 
 import contextlib
 import errno
-import functools
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,19 +18,21 @@ from saccade.cli.ablate import ablate
 from saccade.cli.data import data_app
 from saccade.cli.doctor import doctor
 from saccade.cli.evaluate import evaluation_app
+from saccade.cli.new import new_app
 from saccade.cli.recipes import recipes_app
 from saccade.cli.serve import serve
 from saccade.cli.terminal import (
     MODEL_OR_SERVER,
-    ModelPath,
-    RecipeName,
     RunFolder,
     Settings,
+    complete_recipe,
+    complete_recipe_or_setting,
     err,
     out,
     print_tables,
     show_progress,
 )
+from saccade.cli.train import OutOption, ResumeOption, build_stage_command, train
 from saccade.config.load import load_recipe
 from saccade.errors import DataError, RunError, SaccadeError
 from saccade.reporting.console import EpisodePrinter, print_text, show_progress_lines, summarize_usage
@@ -50,8 +50,29 @@ def configure_environment() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
+# The commands as the help lists them, the common ones first, by the title of their panel.
+COMMAND_PANELS = {
+    "Start here": ("demo", "doctor", "recipes"),
+    "Train and use a model": ("train", "sft", "rl", "eval", "ask", "report"),
+    "Data, models and plugins": ("data", "model", "new"),
+    "Servers and studies": ("serve", "ablate"),
+}
+
+
 class CommandGroup(TyperGroup):
     """The root command, which turns errors into one line and an exit code."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands in the order of the help."""
+        order = [name for names in COMMAND_PANELS.values() for name in names]
+        return sorted(self.commands, key=order.index)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """Return a command, with the title of its panel in the help."""
+        command: Any = super().get_command(ctx, name)
+        if command is not None:
+            command.rich_help_panel = next(title for title, names in COMMAND_PANELS.items() if name in names)
+        return command
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; exit with 1 on a SaccadeError or OSError (3: an alarm stopped the training), 130 on Ctrl-C."""
@@ -85,19 +106,21 @@ def _resolve_program_name() -> str:
     return os.path.relpath(program)
 
 
-app = typer.Typer(cls=CommandGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, pretty_exceptions_enable=False)
 model_app = typer.Typer(no_args_is_help=True, help="Make models.")
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(model_app, name="model")
 app.add_typer(data_app, name="data")
 app.command("ablate")(ablate)
 app.add_typer(evaluation_app, name="eval")
+app.add_typer(new_app, name="new")
 app.command("serve")(serve)
 app.command("doctor")(doctor)
-
-OutOption = Annotated[Path, typer.Option("--out", help="The run folder to write.")]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")]
-DataPath = Annotated[Path | None, typer.Option("--data", help="A folder made by `saccade data synth`.")]
+app.command("train")(train)
+app.command("sft", help="Supervised fine-tuning on demonstrations: the cold start.")(build_stage_command("sft"))
+app.command("rl", help="Reinforcement learning on tasks, from a model or from a run's newest checkpoint.")(
+    build_stage_command("rl")
+)
 
 
 def main() -> None:
@@ -136,79 +159,22 @@ def make_model(
 def generate_dataset(
     folder: Annotated[Path, typer.Argument(help="The folder to write.")],
     settings: Settings = None,
-    recipe: Annotated[str, typer.Option(help="The recipe whose `synthetic` and `seed` are used.")] = "tiny/base",
+    recipe: Annotated[
+        str, typer.Option(help="The recipe whose `synthetic` and `seed` are used.", autocompletion=complete_recipe)
+    ] = "tiny/base",
 ) -> None:
     """Generate synthetic data: videos with short events at known times (or, with synthetic.media=image, images with
     small objects at known places), tasks with exact labels, and demonstrations for SFT.
     """
+    loaded = load_recipe(recipe, settings or ())
     from saccade.runs import pipeline
 
-    loaded = load_recipe(recipe, settings or ())
     with show_progress("synth", loaded.synthetic.num_files) as update_progress:
         report = pipeline.generate_data(folder, loaded, on_progress=update_progress)
     splits = ", ".join(f"{count} {split}" for split, count in report.num_media.items())
     media = f"{sum(report.num_media.values())} {loaded.synthetic.media}s ({splits})"
     counts = f"{media}, {sum(report.num_tasks.values())} tasks, validated"
     out.print(f"wrote {escape(str(folder))}: {counts}", soft_wrap=True)
-
-
-def build_train_command(stage: str, metric: str) -> Callable[..., None]:
-    """Return the command of a training stage, which shows one of its metrics as progress."""
-
-    def run_stage(
-        recipe: RecipeName,
-        settings: Settings = None,
-        folder: OutOption = Path("runs") / stage,
-        model: ModelPath = None,
-        data: DataPath = None,
-        resume: ResumeOption = False,
-        profile: Annotated[
-            int | None, typer.Option(help="A step to trace: writes profile/*.json for chrome://tracing.", min=1)
-        ] = None,
-        num_processes: Annotated[
-            int | None,
-            typer.Option("--nproc", help="Processes of this machine that divide the model: one per GPU.", min=1),
-        ] = None,
-    ) -> None:
-        from saccade.runs import api
-        from saccade.training.distributed.launch import is_launched, join_training_processes, launch_processes
-
-        loaded = load_recipe(recipe, settings or ())
-        if num_processes is not None and not is_launched():
-            launch_processes(num_processes)
-            return
-        stages: dict[str, Callable[..., Path]] = {
-            "sft": functools.partial(api.sft, on_message=functools.partial(print_text, out)),
-            "rl": api.train,
-        }
-        train_fn = stages[stage]
-        steps = {"sft": loaded.sft.steps, "rl": loaded.rl.steps}[stage]
-        with contextlib.ExitStack() as stack:
-            if not stack.enter_context(join_training_processes(loaded.model)):
-                return
-            update_progress = stack.enter_context(show_progress(stage, steps))
-
-            def report_step(step: int, values: Mapping[str, float]) -> None:
-                update_progress(step, f"{metric} {values[metric]:.3f}")
-
-            weights = train_fn(
-                loaded,
-                out=folder,
-                model=model,
-                data=data,
-                resume=resume,
-                profile_step=profile or 0,
-                on_step=report_step,
-            )
-        out.print(f"wrote {escape(str(weights))}", soft_wrap=True)
-
-    return run_stage
-
-
-app.command("sft", help="Supervised fine-tuning on demonstrations: the cold start.")(build_train_command("sft", "loss"))
-app.command("train", help="Reinforcement learning on tasks, from a model or from a run's newest checkpoint.")(
-    build_train_command("rl", "reward")
-)
 
 
 @app.command()
@@ -236,6 +202,7 @@ def ask(
     ] = None,
 ) -> None:
     """Ask a model about videos or images, and print its reasoning, tool calls and answer."""
+    load_recipe(recipe or "tiny/base", settings or ())  # before torch is imported: a typo is reported at once
     from saccade.runs import api
 
     with contextlib.closing(EpisodePrinter(out)) as printer:
@@ -259,7 +226,11 @@ def ask(
 def demo(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RECIPE] [SETTINGS]...", help="tiny/para_grpo by default, and settings for it."),
+        typer.Argument(
+            metavar="[RECIPE] [SETTINGS]...",
+            help="tiny/para_grpo by default, and settings for it.",
+            autocompletion=complete_recipe_or_setting,
+        ),
     ] = None,
     folder: OutOption = Path("runs/demo"),
     seed: Annotated[int | None, typer.Option(help="Seed of data, weights and sampling.")] = None,

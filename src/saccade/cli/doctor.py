@@ -9,15 +9,19 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from saccade.cli.terminal import MODEL_OR_SERVER, Settings, print_table
-from saccade.errors import ConfigError, RunError
+from saccade.cli.terminal import MODEL_OR_SERVER, Settings, complete_recipe, print_table
+from saccade.config.load import load_recipe
+from saccade.errors import RunError
 
 if TYPE_CHECKING:
     from saccade.checks.machine import CheckResult
 
 
 def doctor(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe; without one, only this machine is checked.")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(help="A recipe; without one, only this machine is checked.", autocompletion=complete_recipe),
+    ] = None,
     settings: Settings = None,
     folder: Annotated[Path | None, typer.Option("--out", help="The run folder that would be written.")] = None,
     model: Annotated[str | None, MODEL_OR_SERVER] = None,
@@ -34,19 +38,18 @@ def doctor(
 
         _print_results(check_machine(), "this machine can't run Saccade; fix {}")
         return
+    load_recipe(recipe, settings or ())  # before torch is imported: a typo is reported at once
     from saccade.checks.run_checks import STAGES
     from saccade.rollouts.components import uses_chat_engine
     from saccade.runs import pipeline
+    from saccade.runs.stages import parse_stages
 
     loaded, weights = pipeline.load_with_model(recipe, settings or (), model)
     run_folder = Path(recipe).parent if Path(recipe).name == "recipe.yaml" else None
     folder = folder or run_folder or Path("runs") / "rl"
     configured = [name for name in STAGES if name == "eval" or name in loaded.model_fields_set]
     configured = ["eval"] if uses_chat_engine(loaded) else configured  # a chat API has no weights to train
-    stages = [name.strip() for name in stage.split(",")] if stage else configured
-    for name in stages:
-        if name not in STAGES:
-            raise ConfigError(f"--stage can't be {name!r}; name some of {', '.join(STAGES)}", key="--stage", value=name)
+    stages = parse_stages(stage) if stage else configured
     loaded = pipeline.with_paths(loaded, folder=folder, model=weights, data=data)
     results = [pipeline.check_run(folder, loaded, stages, uses_own_tasks=not bench)]
     if bench:

@@ -12,7 +12,15 @@ import typer
 from typer.core import TyperGroup
 
 from saccade.cli.benchmark import BenchmarkData, merge_benchmarks, resolve_cluster_key, run_benchmarks
-from saccade.cli.terminal import MODEL_OR_SERVER, RunFolder, Settings, out, print_tables, show_progress
+from saccade.cli.terminal import (
+    MODEL_OR_SERVER,
+    RunFolder,
+    Settings,
+    complete_recipe,
+    out,
+    print_tables,
+    show_progress,
+)
 from saccade.config.load import list_recipes, load_recipe
 from saccade.config.schema import Recipe
 from saccade.data.hub import DEFAULT_ENDPOINT
@@ -57,7 +65,12 @@ evaluation_app = typer.Typer(
 
 @evaluation_app.command(_DEFAULT_COMMAND, hidden=True)
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run, or a recipe for --model, for which --out becomes a run.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="A run, or a recipe for --model, for which --out becomes a run.", autocompletion=complete_recipe
+        ),
+    ],
     settings: Settings = None,
     model: Annotated[str | None, MODEL_OR_SERVER] = None,
     output_folder: Annotated[
@@ -101,12 +114,13 @@ def evaluate(
         "evaluation.use_tools": use_tools,
         "evaluation.shuffle_options": shuffle_options or None,
     }
+    given = [f"{key}={value}" for key, value in overrides.items() if value is not None]
+    command_line = [*(settings or ()), *given]
+    load_recipe(_find_recipe(run), command_line)  # before torch is imported: a typo is reported at once
     from saccade.evaluation.subset import Shard, Subset
     from saccade.runs import evaluation
 
     parsed_shard = Shard.parse(shard) if shard else None
-    given = [f"{key}={value}" for key, value in overrides.items() if value is not None]
-    command_line = [*(settings or ()), *given]
     folder, loaded, weights = _prepare_run(run, command_line, output_folder, model)
     config = loaded.evaluation
     if config.num_samples > 1 and not config.temperature and not config.shuffle_options:
@@ -137,7 +151,19 @@ def evaluate(
             subset=Subset(shard=parsed_shard),
             on_progress=lambda report: update_progress(report.done, report.accuracy_text, report.total),
         )
-    _print_evaluation(folder, name, scored, parsed_shard)
+    print_evaluation(folder, name, scored, parsed_shard)
+
+
+def _find_recipe(run_or_recipe: Path) -> str:
+    """Return the name or path of a recipe, of a run or given itself. Raises RunError if there is neither."""
+    if run_or_recipe.is_dir():
+        if not (run_or_recipe / "recipe.yaml").is_file():
+            Run.open(run_or_recipe)  # raises
+        return str(run_or_recipe / "recipe.yaml")
+    if run_or_recipe.suffix not in (".yaml", ".yml") and str(run_or_recipe) not in list_recipes():
+        name, suggestion = str(run_or_recipe), suggest(str(run_or_recipe), list_recipes())
+        raise RunError(f"there is no run at {name}, nor a recipe of that name; {suggestion}", key=name)
+    return str(run_or_recipe)
 
 
 def _prepare_run(
@@ -149,11 +175,7 @@ def _prepare_run(
     from saccade.runs import pipeline
 
     if run_or_recipe.is_dir():
-        run = Run.open(run_or_recipe)
-        return run.path, *pipeline.load_with_model(str(run.path / "recipe.yaml"), settings, model)
-    if run_or_recipe.suffix not in (".yaml", ".yml") and str(run_or_recipe) not in list_recipes():
-        name, suggestion = str(run_or_recipe), suggest(str(run_or_recipe), list_recipes())
-        raise RunError(f"there is no run at {name}, nor a recipe of that name; {suggestion}", key=name)
+        return run_or_recipe, *pipeline.load_with_model(_find_recipe(run_or_recipe), settings, model)
     recipe, weights = pipeline.load_with_model(str(run_or_recipe), settings, model)
     # The run is created with the recipe's own settings; the results record those of this evaluation.
     run_recipe = pipeline.with_paths(load_recipe(str(run_or_recipe)), folder=output_folder, model=weights)
@@ -192,7 +214,7 @@ def merge(
     name = name or "test"
     path = merge_shards(folder, name, others or ())
     print_text(out, f"wrote {path}")
-    _print_evaluation(folder, name, read_scored_episodes(path), None)
+    print_evaluation(folder, name, read_scored_episodes(path), None)
 
 
 @evaluation_app.command("compare")
@@ -219,7 +241,7 @@ def compare(
         write_json(json_file, comparison)
 
 
-def _print_evaluation(folder: Path, name: str, scored_episodes: "list[ScoredEpisode]", shard: "Shard | None") -> None:
+def print_evaluation(folder: Path, name: str, scored_episodes: "list[ScoredEpisode]", shard: "Shard | None") -> None:
     """Print an evaluation, its changes from the run's other evaluations, and its failures; a shard by itself."""
     from saccade.evaluation.compare import Comparison, Evaluation, compare_evaluations, read_evaluations
     from saccade.evaluation.records import read_ungraded_episodes

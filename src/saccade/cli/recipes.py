@@ -1,5 +1,6 @@
-"""`saccade recipes`: list recipes, show one, check them, and plan their steps."""
+"""`saccade recipes`: list recipes, show one, explain a key, check them, and plan their steps."""
 
+import inspect
 from pathlib import Path
 from typing import Annotated
 
@@ -7,12 +8,28 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from saccade.cli.terminal import RecipeName, Settings, err, out, print_table, print_tables
-from saccade.config.load import dump_recipe, find_recipe, list_recipes, load_recipe
+from saccade.cli.terminal import (
+    RecipeName,
+    Settings,
+    complete_recipe,
+    complete_recipe_or_setting,
+    complete_setting,
+    err,
+    out,
+    print_table,
+    print_tables,
+)
+from saccade.config.load import dump_recipe, find_recipe, format_value, list_recipes, load_recipe
+from saccade.config.schema import Recipe
 from saccade.errors import ConfigError, SaccadeError
 from saccade.reporting.console import print_text
 
-recipes_app = typer.Typer(help="List recipes, show one in full, check them, and plan their steps.")
+
+def _complete_key(incomplete: str) -> list[str]:
+    return [text.removesuffix("=") for text in complete_setting(incomplete)]
+
+
+recipes_app = typer.Typer(help="List recipes, show one in full, explain a key, check them, and plan steps.")
 
 
 @recipes_app.callback(invoke_without_command=True)
@@ -33,12 +50,43 @@ def _show(name: RecipeName, settings: Settings = None) -> None:
     typer.echo(dump_recipe(load_recipe(name, settings or ())), nl=False)
 
 
+@recipes_app.command("explain")
+def _explain(
+    key: Annotated[
+        str, typer.Argument(help="A key, such as rl.group_size or rl.loss.settings.", autocompletion=_complete_key)
+    ],
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="The recipe whose value is shown and whose plugins are meant.", autocompletion=complete_recipe
+        ),
+    ] = "tiny/para_grpo",
+) -> None:
+    """Explain a key of recipes or a setting of a plugin: its meaning, type, default, and value in a recipe."""
+    from saccade.config.reference import explain_key
+
+    description = explain_key(key.rstrip(".="), load_recipe(recipe))
+    print_text(out, description.meaning)
+    for label, value in (("default", description.default), (f"in {recipe}", description.value)):
+        if value is not inspect.Parameter.empty:
+            print_text(out, f"{label}: {format_value(value)}")
+    if description.type_name:
+        print_text(out, f"type: {description.type_name}")
+    if description.keys:
+        table = Table(Column("key", no_wrap=True), "meaning", box=None)
+        for name, meaning in description.keys.items():
+            table.add_row(escape(name), escape(meaning))
+        print_table(table)
+
+
 @recipes_app.command("check")
 def _check(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME|SETTING]...", help="Recipes (all packaged ones by default), and settings for them."
+            metavar="[NAME|SETTING]...",
+            help="Recipes (all packaged ones by default), and settings for them.",
+            autocompletion=complete_recipe_or_setting,
         ),
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs that training is sharded over.")] = 1,
@@ -50,25 +98,35 @@ def _check(
     ] = None,
 ) -> None:
     """Check recipes, and print the tokens, images and memory of their steps; no weights are loaded."""
+    settings = [word for word in names or () if "=" in word]
+    recipe_names = [word for word in names or () if "=" not in word] or list_recipes()
+    video_size, failed, recipes = _parse_video_size(video), list[str](), dict[str, Recipe]()
+
+    def report_failure(name: str, error: SaccadeError) -> None:  # and continue with the other recipes
+        failed.append(name)
+        err.print(escape(str(error) if name in str(error) else f"{name}: {error}"), style="red", soft_wrap=True)
+
+    for name in recipe_names:  # before torch is imported: a typo is reported at once
+        try:
+            recipes[name] = load_recipe(name, settings)
+        except SaccadeError as error:
+            report_failure(name, error)
+    if not recipes:
+        raise typer.Exit(1)
     from saccade.checks.estimates import PlanAssumptions
     from saccade.checks.plan import NOTE, build_plan
     from saccade.checks.run_checks import check_recipe
 
-    settings = [word for word in names or () if "=" in word]
-    recipe_names = [word for word in names or () if "=" not in word] or list_recipes()
     assumptions = PlanAssumptions(
-        video_size=_parse_video_size(video), question_tokens=question, reply_tokens=reply, calls_per_turn=calls
+        video_size=video_size, question_tokens=question, reply_tokens=reply, calls_per_turn=calls
     )
-    failed: list[str] = []
-    for name in recipe_names:
+    for name, recipe in recipes.items():
         try:
-            recipe = load_recipe(name, settings)
             check_recipe(recipe)
             # The model path of a run's recipe is relative to the run's folder.
             print_tables(build_plan(name, recipe, assumptions, gpus=gpus, model_root=Path(name).parent))
-        except SaccadeError as error:  # continue with the other recipes
-            failed.append(name)
-            err.print(escape(str(error) if name in str(error) else f"{name}: {error}"), style="red", soft_wrap=True)
+        except SaccadeError as error:
+            report_failure(name, error)
     if len(failed) < len(recipe_names):
         print_text(out, f"\n{NOTE.format(question=question)}", style="dim")
     if failed:

@@ -1,6 +1,7 @@
 """Shared by all commands: consoles, progress bars, tables, and common arguments."""
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Table
 
+from saccade.config.load import list_keys, list_recipes
 from saccade.reporting.console import UpdateProgress, show_progress_lines
 from saccade.utils.text import escape_control_characters
 
@@ -30,11 +32,47 @@ class SafeConsole(Console):
 out = SafeConsole(highlight=False)
 err = SafeConsole(stderr=True, highlight=False)
 
-Settings = Annotated[list[str] | None, typer.Argument(help="Settings of the recipe, such as rl.optim.lr=1e-6.")]
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Return the packaged recipes, and the YAML files and folders, whose name begins with a text."""
+    names = [name for name in list_recipes() if name.startswith(incomplete)]
+    files = [f"{path}/" if path.is_dir() else str(path) for path in _list_paths(incomplete)]
+    return [*names, *(file for file in files if file.endswith(("/", ".yaml", ".yml")))]
+
+
+def _list_paths(incomplete: str) -> list[Path]:
+    folder, start = os.path.split(incomplete)
+    with contextlib.suppress(OSError):
+        return sorted(path for path in Path(folder).iterdir() if path.name.startswith(start))
+    return []
+
+
+def complete_setting(incomplete: str) -> list[str]:
+    """Return the keys of a recipe that begin with a text, up to their next dot or with an equals sign."""
+    prefix = incomplete.rpartition(".")[0]
+    start = f"{prefix}." if prefix else ""
+    keys = (key.removeprefix(start) for key in list_keys() if key.startswith(incomplete))
+    return list(dict.fromkeys(start + (key.partition(".")[0] + "." if "." in key else f"{key}=") for key in keys))
+
+
+def complete_recipe_or_setting(incomplete: str) -> list[str]:
+    """Return what `complete_recipe` and `complete_setting` return."""
+    return [*complete_recipe(incomplete), *complete_setting(incomplete)]
+
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(help="Settings of the recipe, such as rl.optim.lr=1e-6.", autocompletion=complete_setting),
+]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
 ModelPath = Annotated[str | None, typer.Option("--model", help="A checkpoint, or a run for its newest one.")]
 MODEL_OR_SERVER = typer.Option("--model", help="A checkpoint, a run, or the URL of a chat completions server.")
-RecipeName = Annotated[str, typer.Argument(help="A packaged recipe, such as tiny/para_grpo, or a path to a .yaml.")]
+RecipeName = Annotated[
+    str,
+    typer.Argument(
+        help="A packaged recipe, such as tiny/para_grpo, or a path to a .yaml.", autocompletion=complete_recipe
+    ),
+]
 
 
 @contextlib.contextmanager

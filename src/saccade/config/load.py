@@ -1,12 +1,14 @@
 """Load recipes from YAML, with `extends` and dotted overrides; errors name the nearest key."""
 
 import difflib
+import math
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
+from pydantic_core import to_jsonable_python
 
 from saccade.config.schema import DataBuildRecipe, Recipe, Section, parse_section
 from saccade.errors import ConfigError, RunError, convert_errors
@@ -88,6 +90,20 @@ def _apply_overrides(
 def dump_recipe(recipe: Recipe) -> str:
     """Return the recipe as YAML with every default; `load_recipe` reads it back to an equal recipe."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def format_value(value: Any) -> str:
+    """Return a value as an override writes it, in YAML.
+
+    >>> format_value(None), format_value((1, 2)), format_value({"a": True})
+    ('null', '[1, 2]', '{a: true}')
+    """
+    plain = to_jsonable_python(value)
+    return (
+        yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=math.inf, allow_unicode=True)
+        .removesuffix("...\n")
+        .strip()
+    )
 
 
 def resolve_model_path(folder: Path, recipe: Recipe) -> Path:
@@ -235,7 +251,7 @@ def _check_keys(data: Mapping[str, Any], source: str, recipe_type: type[Recipe])
                 key=key,
                 value=value,
             )
-        keys, name = list(_list_keys(recipe_type, "")), key.removeprefix(section)
+        keys, name = list(list_keys(recipe_type)), key.removeprefix(section)
         in_section = [section + sibling for sibling in difflib.get_close_matches(name, siblings, n=1)]
         close = difflib.get_close_matches(key, keys, n=1, cutoff=0.85) or in_section
         close = close or difflib.get_close_matches(key, keys, n=2)
@@ -265,10 +281,11 @@ def _find_first_leaf(key: str, value: Any) -> tuple[str, Any]:
     return key, value
 
 
-def _list_keys(schema: type[Section], prefix: str) -> Iterable[str]:
+def list_keys(schema: type[Section] = Recipe, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a schema, such as "rl.optim.lr", without those below names of the user's choice."""
     for name, field in schema.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, Section):
-            yield from _list_keys(inner, f"{prefix}{name}.")
+            yield from list_keys(inner, f"{prefix}{name}.")
         else:
             yield prefix + name

@@ -14,7 +14,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from saccade.config.schema import EvaluationConfig
@@ -26,7 +25,7 @@ from saccade.evaluation.shards import MANIFEST_SUFFIX, ShardManifest
 from saccade.evaluation.subset import FULL_SET, WEIGHTS_SUFFIX, Subset, assign_frame_budgets
 from saccade.media import hashing
 from saccade.media.relocation import map_media_paths
-from saccade.metrics.episode_metrics import get_accuracy
+from saccade.metrics.episode_metrics import get_accuracy, has_failed, is_undecided
 from saccade.protocols import Context, Environment, EnvironmentFactory, ScoreFn, SelectEnvironment
 from saccade.rollouts.collect import collect
 from saccade.types import Group, SamplingParams, ScoredEpisode, Task, UngradedEpisode
@@ -41,12 +40,38 @@ class Progress:
 
     done: int  # finished samples
     total: int  # all samples
-    accuracy: float | None  # of the finished ones; None before the first
+    accuracy: float | None  # of the finished ones with a score; None before the first
+    failed: int = 0  # finished ones that failed and count as wrong
 
     @property
     def accuracy_text(self) -> str:
         """Return the accuracy as text, "" if unknown."""
-        return "" if self.accuracy is None else f"accuracy {self.accuracy:.3f}"
+        accuracy = "" if self.accuracy is None else f"accuracy {self.accuracy:.3f}"
+        return ", ".join(filter(None, (accuracy, f"{self.failed} failed" if self.failed else "")))
+
+
+class Tally:
+    """Count finished samples and their accuracy, in constant time per sample."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._num_samples, self._done, self._scored, self._graded, self._failed = num_samples, 0, 0, 0, 0
+        self._accuracy = 0.0  # sum over the scored samples
+
+    def add(self, outcome: ScoredEpisode | UngradedEpisode) -> None:
+        """Count a finished sample; one without a score, or without a judge's verdict yet, is in no accuracy."""
+        self._done += 1
+        if isinstance(outcome, UngradedEpisode) or is_undecided(outcome):
+            return
+        is_failed = has_failed(outcome.episode)
+        self._scored += 1
+        self._failed += is_failed
+        self._graded += not is_failed and outcome.score.correct is not None
+        self._accuracy += get_accuracy(outcome)
+
+    def report(self) -> Progress:
+        """Return the progress; its accuracy is None until a sample that did not fail was graded."""
+        accuracy = self._accuracy / self._scored if self._graded else None
+        return Progress(done=self._done, total=self._num_samples, accuracy=accuracy, failed=self._failed)
 
 
 EvalItem = tuple[Task, tuple[SampleKey, ...]]  # a task's samples that run together, as the keys of their records
@@ -89,12 +114,13 @@ async def evaluate(
     done = [finished[key] for _, keys in items for key in keys if key in finished]
     num_samples = sum(len(keys) for _, keys in items)
 
+    tally = Tally(num_samples)
+    for outcome in done:
+        tally.add(outcome)
+
     def report_progress() -> None:
         if on_progress is not None:
-            # A sample without a score doesn't affect the accuracy.
-            accuracies = [get_accuracy(outcome) for outcome in done if isinstance(outcome, ScoredEpisode)]
-            accuracy = fmean(accuracies) if accuracies else None
-            on_progress(Progress(done=len(done), total=num_samples, accuracy=accuracy))
+            on_progress(tally.report())
 
     def append_group(index: int, group: Group) -> None:
         # Graded and ungraded episodes in the order in which they were started.
@@ -115,7 +141,7 @@ async def evaluate(
                     use_tools=settings.use_tools,
                 )
                 append_jsonl(results_path, record)
-                done.append(outcome)
+                tally.add(outcome)
         report_progress()
 
     _prepare_results(results_path, tasks, items, settings, subset=subset, fingerprint=fingerprint)

@@ -13,7 +13,7 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from saccade.types import BlockKind, Call, Episode, ToolResult
@@ -23,8 +23,20 @@ LOG_INTERVAL_SECONDS = 10.0  # between two lines of progress without a terminal
 CALL_PANEL_WIDTH = (20, 44)  # at least and at most, in columns
 
 
+MAX_PACE_ITEMS = 10  # items since a task's first update that make a pace, at most; a twentieth of a smaller task
+
 # Reports what is done (None: all), a remark, and, as an optional third argument, the total if it is now known.
 UpdateProgress = Callable[..., None]
+
+
+class RemainingTime(TimeRemainingColumn):
+    """The remaining time, shown once enough items were done to know the pace; at the end the elapsed time."""
+
+    def render(self, task: Task) -> Text:
+        """Return the time of a task, or dashes."""
+        if not task.finished and not task.fields["has_pace"]:
+            return Text("--:--", style="progress.remaining")
+        return super().render(task)
 
 
 @contextlib.contextmanager
@@ -32,12 +44,12 @@ def show_progress_lines(console: Console) -> Iterator[Callable[..., UpdateProgre
     """Yield `add_task(label, total)`, which adds a progress bar; without a terminal, a line of text now and then.
 
     Both show the remaining time, estimated from the pace since the task's first update: the episodes that a
-    resumed evaluation reads from its file take no time.
+    resumed evaluation reads from its file take no time. Before some items were done there is no estimate.
     """
     description, remarks = (
         TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[remark]")
     )
-    remaining_time = TimeRemainingColumn(compact=True, elapsed_when_finished=True)
+    remaining_time = RemainingTime(compact=True, elapsed_when_finished=True)
     with Progress(
         *(description, BarColumn(10), MofNCompleteColumn(), remaining_time, remarks),
         console=console,
@@ -47,26 +59,61 @@ def show_progress_lines(console: Console) -> Iterator[Callable[..., UpdateProgre
     ) as bar:
 
         def add_task(label: str, total: int | None = None) -> UpdateProgress:
-            bar.add_task(label, total=total, remark="")
-            task, last_line = bar.tasks[-1], time.monotonic()
+            bar.add_task(label, total=total, remark="", has_pace=False)
+            task, last_line, first_done = bar.tasks[-1], time.monotonic(), None
 
             def update_progress(done: int | None, remark: str, total: int | None = None) -> None:
-                nonlocal last_line
+                nonlocal last_line, first_done
                 total = total or (None if task.total is None else int(task.total)) or (1 if done is None else None)
                 # rich measures the pace from the first progress above 0, which leaves out the first wave.
                 completed = total if done is None else done or 1e-300
-                bar.update(task.id, completed=completed, total=total, remark=remark)
+                first_done = done if first_done is None else first_done
+                num_items = min(MAX_PACE_ITEMS, max(2, (total or 0) // 20))
+                has_pace = done is not None and first_done is not None and done - first_done >= num_items
+                bar.update(task.id, completed=completed, total=total, remark=remark, has_pace=has_pace)
                 is_finished, now = done is None or done == total, time.monotonic()
                 if not console.is_terminal and (is_finished or now - last_line > LOG_INTERVAL_SECONDS):
                     last_line = now
                     count = "" if done is None else f"{done}/{total} "
-                    left = "" if is_finished or not task.time_remaining else f"{remaining_time.render(task)} left"
+                    is_estimated = has_pace and not is_finished and task.time_remaining
+                    left = f"{remaining_time.render(task)} left" if is_estimated else ""
                     text = ", ".join(filter(None, (remark, left.removeprefix("0"))))
                     print_text(console, f"{label} {count}{text}".rstrip())
 
             return update_progress
 
         yield add_task
+
+
+def format_step(metrics: Mapping[str, float], *, is_graded: bool = True) -> str:
+    """Format the metrics of a training step: the loss, or else the reward with its parts, and the accuracy.
+
+    Without `is_graded` no reward measures correctness, and there is no accuracy to show.
+
+    >>> format_step({"step": 3, "loss": 0.5, "reward": 0.75, "reward/format": 0.25, "accuracy": 0.5})
+    'reward 0.750 (format 0.250), accuracy 0.500'
+    >>> format_step({"step": 3, "loss": 0.5}), format_step({"step": 3})
+    ('loss 0.500', 'no episode was graded')
+    """
+    if "reward" not in metrics:
+        return f"loss {metrics['loss']:.3f}" if "loss" in metrics else "no episode was graded"
+    parts = [f"{key.partition('/')[2]} {value:.3f}" for key, value in metrics.items() if key.startswith("reward/")]
+    reward = f"reward {metrics['reward']:.3f}" + (f" ({', '.join(parts)})" if parts else "")
+    return f"{reward}, accuracy {metrics['accuracy']:.3f}" if is_graded else reward
+
+
+def format_validation(step: int, metrics: Mapping[str, float]) -> str:
+    """Format a validation: of each mode the accuracy with its interval.
+
+    >>> format_validation(20, {"greedy/episodes": 8, "greedy/accuracy": 0.5, "sampled/episodes": 0})
+    'validation after step 20: greedy accuracy 0.500, sampled: no episode was graded'
+    """
+    texts = []
+    for mode in (key.removesuffix("/episodes") for key in metrics if key.endswith("/episodes")):
+        mean, low, high = (metrics.get(f"{mode}/accuracy{end}") for end in ("", "/low", "/high"))
+        interval = f" [{low:.3f}, {high:.3f}]" if low is not None and high is not None else ""
+        texts.append(f"{mode}: no episode was graded" if mean is None else f"{mode} accuracy {mean:.3f}{interval}")
+    return f"validation after step {step}: {', '.join(texts)}"
 
 
 def print_text(console: Console, text: str, style: str = "") -> None:

@@ -1,17 +1,20 @@
-"""The stages of a run as functions: what `saccade data synth`, `sft`, `train`, `eval` and `ask` do, from Python.
+"""The stages of a run as functions: what `saccade data synth`, `sft`, `rl`, `train`, `eval` and `ask` do, from Python.
 
     recipe = saccade.load_recipe("tiny/para_grpo", ["rl.steps=20"])
     saccade.generate_data(recipe, "data/a")
     saccade.make_tiny_model(recipe, "models/a", data="data/a")
     saccade.sft(recipe, out="runs/a", model="models/a", data="data/a")
-    saccade.train(recipe, out="runs/a", resume=True)
+    saccade.rl(recipe, out="runs/a", resume=True)
     episodes = saccade.evaluate("runs/a")
+
+`saccade.train` runs `sft`, `rl` and `evaluate` in one call.
 
 `recipe` is a `Recipe`, a packaged recipe's name or a YAML file's path. Every function raises a SaccadeError with one
 sentence for every error that the caller can fix.
 """
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +28,7 @@ from saccade.evaluation.judge_results import read_judged_episodes
 from saccade.evaluation.runner import Progress
 from saccade.evaluation.shards import get_results_path
 from saccade.rollouts.runner import run_episode
-from saccade.runs import evaluation, pipeline
+from saccade.runs import evaluation, pipeline, stages
 from saccade.runs.run_folder import Run
 from saccade.training.episode_log import RolloutRecord, read_rollouts
 from saccade.types import AnswerType, Episode, Media, MediaKind, ScoredEpisode, Task
@@ -58,17 +61,46 @@ def sft(
     resume: bool = False,
     profile_step: int = 0,
     on_step: OnStep = lambda step, metrics: None,
+    on_validation: OnStep = lambda step, metrics: None,
     on_message: Callable[[str], None] = lambda message: None,
 ) -> Path:
     """Fine-tune `model` on the demonstrations of `data` in the run folder `out`; return the last checkpoint.
 
     `model` and `data` default to what the recipe names, and with `resume` to what the run in `out` was started with.
-    `on_step(step, metrics)` is called after every step, `on_message` with the counts of demonstrations at the start;
-    `profile_step` is a step to trace (0: none).
+    `on_step(step, metrics)` is called after every step and `on_validation` after every validation, `on_message` with
+    the counts of demonstrations at the start; `profile_step` is a step to trace (0: none).
     """
-    filled = _fill_paths(recipe, out, model, data, resume)
+    filled = fill_paths(recipe, out, model, data, resume=resume)
     return pipeline.sft(
-        Path(out), filled, resume=resume, on_step=on_step, on_message=on_message, profile_step=profile_step
+        Path(out),
+        filled,
+        resume=resume,
+        on_step=on_step,
+        on_validation=on_validation,
+        on_message=on_message,
+        profile_step=profile_step,
+    )
+
+
+def rl(
+    recipe: Recipe | str,
+    *,
+    out: AnyPath,
+    model: AnyPath | None = None,
+    data: AnyPath | None = None,
+    resume: bool = False,
+    profile_step: int = 0,
+    on_step: OnStep = lambda step, metrics: None,
+    on_validation: OnStep = lambda step, metrics: None,
+) -> Path:
+    """Train with RL on the tasks of `data` in the run folder `out`; return the last checkpoint.
+
+    In the folder of a finished `sft` run, with `resume`, RL starts from that run's weights. The other arguments are as
+    in `sft`. Raises AlarmError if an alarm of the recipe stops the training.
+    """
+    filled = fill_paths(recipe, out, model, data, resume=resume)
+    return pipeline.rl(
+        Path(out), filled, resume=resume, on_step=on_step, on_validation=on_validation, profile_step=profile_step
     )
 
 
@@ -79,16 +111,23 @@ def train(
     model: AnyPath | None = None,
     data: AnyPath | None = None,
     resume: bool = False,
-    profile_step: int = 0,
-    on_step: OnStep = lambda step, metrics: None,
-) -> Path:
-    """Train with RL on the tasks of `data` in the run folder `out`; return the last checkpoint.
+    on_step: Callable[[str, int, Mapping[str, float]], None] = lambda stage, step, metrics: None,
+) -> list[ScoredEpisode]:
+    """Run a whole recipe in the run folder `out`: SFT, RL and the evaluation; return the evaluation's episodes.
 
-    In the folder of a finished `sft` run, with `resume`, RL starts from that run's weights. `model`, `data`,
-    `profile_step` and `on_step` are as in `sft`. Raises AlarmError if an alarm of the recipe stops the training.
+    A stage runs if the recipe has its section and names its data; without a test split the list is empty. With
+    `resume`, an interrupted call continues. `on_step(stage, step, metrics)` is called after every training step.
     """
-    filled = _fill_paths(recipe, out, model, data, resume)
-    return pipeline.rl(Path(out), filled, resume=resume, on_step=on_step, profile_step=profile_step)
+    filled = fill_paths(recipe, out, model, data, resume=resume)
+    names = stages.list_stages(filled)
+    stages.train(
+        Path(out),
+        filled,
+        names,
+        resume=resume,
+        start_stage=lambda stage, steps: (functools.partial(on_step, stage), lambda step, metrics: None),
+    )
+    return evaluate(out) if "eval" in names else []
 
 
 def evaluate(
@@ -183,8 +222,8 @@ def _load(recipe: Recipe | str) -> Recipe:
     return load_recipe(recipe) if isinstance(recipe, str) else recipe
 
 
-def _fill_paths(
-    recipe: Recipe | str, out: AnyPath, model: AnyPath | None, data: AnyPath | None, resume: bool
+def fill_paths(
+    recipe: Recipe | str, out: AnyPath, model: AnyPath | None, data: AnyPath | None, *, resume: bool
 ) -> Recipe:
     """Return the recipe with these paths, or with `resume` those of the run. Raises RunError without one."""
     if model is not None and pipeline.is_address(os.fspath(model)):

@@ -29,7 +29,7 @@ from saccade.evaluation.compare import (
 from saccade.evaluation.runner import Progress, has_tools
 from saccade.media.cache import CachingMediaLoader
 from saccade.metrics.tables import Table, format_counts, format_difference, format_estimate, format_optional
-from saccade.reporting.console import UpdateProgress
+from saccade.reporting.console import UpdateProgress, format_step
 from saccade.reporting.run_report import format_duration, write_report
 from saccade.runs import evaluation, pipeline
 from saccade.runs.run_folder import RESUMABLE_KEYS, Run
@@ -120,13 +120,13 @@ class DemoRunner:
 
     def train(self, name: str, update_progress: UpdateProgress) -> Metadata:
         """Train a stage ("sft" or "rl") and return the path of its last checkpoint."""
-        train_fn, steps, metric = {
-            "sft": (pipeline.sft, self.run.recipe.sft.steps, "loss"),
-            "rl": (pipeline.rl, self.run.recipe.rl.steps, "accuracy"),
+        train_fn, steps = {
+            "sft": (pipeline.sft, self.run.recipe.sft.steps),
+            "rl": (pipeline.rl, self.run.recipe.rl.steps),
         }[name]
 
         def report_step(step: int, values: Mapping[str, float]) -> None:
-            update_progress(step, f"{metric} {values[metric]:.2f}", steps)
+            update_progress(step, format_step(values), steps)
 
         weights = train_fn(self.run.path, self.run.recipe, run=self.run, on_step=report_step)
         return {"checkpoint": weights.relative_to(self.run.path).as_posix()}

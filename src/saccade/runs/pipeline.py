@@ -323,12 +323,14 @@ def sft(
     resume: bool = False,
     run: Run | None = None,
     on_step: OnStep,
+    on_validation: OnStep = lambda step, metrics: None,
     profile_step: int = 0,
     on_message: Callable[[str], None] = lambda message: None,
 ) -> Path:
     """Fine-tune on the recipe's demonstrations from the newest checkpoint; return the last. `run`: if it is open.
 
-    `on_message` receives how many demonstrations can be learned; demonstrations.json in the run folder lists the rest.
+    `on_step` and `on_validation` receive a step and its metrics, `on_message` how many demonstrations can be learned;
+    demonstrations.json in the run folder lists the rest.
     """
     file = recipe.data.demonstrations
     demonstrations = load_recipe_data(folder, recipe, "data.demonstrations", file, Demonstration)
@@ -344,7 +346,7 @@ def sft(
 
         train = functools.partial(sft_training.train, demonstrations=demonstrations, on_check=report_check)
         used = used_run.recipe if held_out else remove_rewards(used_run.recipe)
-        return _train_stage("sft", used, train, used_run, on_step, held_out, profile_step)
+        return _train_stage("sft", used, train, used_run, (on_step, on_validation), held_out, profile_step)
 
 
 def rl(
@@ -354,6 +356,7 @@ def rl(
     resume: bool = False,
     run: Run | None = None,
     on_step: OnStep,
+    on_validation: OnStep = lambda step, metrics: None,
     profile_step: int = 0,
 ) -> Path:
     """Run RL on the recipe's training tasks, from the run's newest checkpoint; return the last checkpoint.
@@ -369,7 +372,7 @@ def rl(
         lock.acquire()
         require_finished_sft(run)
         train = functools.partial(rl_training.train, tasks=tasks)
-        return _train_stage("rl", run.recipe, train, run, on_step, held_out, profile_step)
+        return _train_stage("rl", run.recipe, train, run, (on_step, on_validation), held_out, profile_step)
 
 
 def _load_demonstrated_tasks(folder: Path, recipe: Recipe) -> list[Task]:
@@ -405,10 +408,11 @@ def _train_stage(
     recipe: Recipe,
     train: Callable[..., Coroutine[None, None, None]],
     run: Run,
-    on_step: OnStep,
+    callbacks: tuple[OnStep, OnStep],
     validation_tasks: Sequence[Task],
     profile_step: int,
 ) -> Path:
+    on_step, on_validation = callbacks
     folder, last = run.path, checkpoint.find_newest_checkpoint(run.path / stage_name)
     weights = (last and last.folder) or find_newest_weights(folder) or resolve_model_path(folder, recipe)
     try:
@@ -453,6 +457,7 @@ def _train_stage(
             metrics = await validation.run(step)
             log(f"{stage_name}{STAGE_SUFFIX}", {**metrics, **alarms.check(step, prefix_validation(metrics))})
             require_checkpoint_metric(policy, stage_name, metrics)
+            on_validation(step, metrics)
             return metrics
 
         policy = recipe.sft.checkpoints if stage_name == "sft" else recipe.rl.checkpoints

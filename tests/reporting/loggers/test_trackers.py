@@ -201,7 +201,7 @@ def test_whole_run_is_logged(tmp_path):
         folder,
     ]
     good("sft", *arguments)
-    good("train", *arguments, "--resume")
+    good("rl", *arguments, "--resume")
     for stage, name in (("sft", "loss"), ("rl", "reward")):
         lines = {line["step"]: line[name] for line in Run.open(folder).read_metrics(stage)}
         shown = dict(scalars(folder / "tensorboard" / stage)[name])

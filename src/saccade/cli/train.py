@@ -1,0 +1,133 @@
+"""`saccade sft`, `saccade rl`, and `saccade train`, which runs the whole recipe."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from saccade.cli.evaluate import print_evaluation
+from saccade.cli.terminal import ModelPath, RecipeName, Settings, out, show_progress
+from saccade.config.load import load_recipe
+from saccade.config.schema import Recipe
+from saccade.reporting.console import format_step, format_validation, print_text
+
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")]
+OutOption = Annotated[Path, typer.Option("--out", help="The run folder to write.")]
+DataPath = Annotated[Path | None, typer.Option("--data", help="A folder made by `saccade data synth`.")]
+NumProcesses = Annotated[
+    int | None, typer.Option("--nproc", help="Processes of this machine that divide the model: one per GPU.", min=1)
+]
+ProfileStep = Annotated[
+    int | None, typer.Option(help="A step to trace: writes profile/*.json for chrome://tracing.", min=1)
+]
+OnStep = Callable[[int, Mapping[str, float]], None]
+
+
+def build_stage_command(stage: str) -> Callable[..., None]:
+    """Return the command of one training stage, "sft" or "rl"."""
+
+    def run_stage(
+        recipe: RecipeName,
+        settings: Settings = None,
+        folder: OutOption = Path("runs") / stage,
+        model: ModelPath = None,
+        data: DataPath = None,
+        resume: ResumeOption = False,
+        profile: ProfileStep = None,
+        num_processes: NumProcesses = None,
+    ) -> None:
+        loaded = load_recipe(recipe, settings or ())  # before torch is imported: a typo is reported at once
+        with _join_processes(loaded, num_processes) as is_main:
+            if not is_main:
+                return
+            from saccade.runs import api
+
+            train_fns: dict[str, Callable[..., Path]] = {
+                "sft": functools.partial(api.sft, on_message=functools.partial(print_text, out)),
+                "rl": api.rl,
+            }
+            with _show_stage(loaded, stage) as (on_step, on_validation):
+                weights = train_fns[stage](
+                    loaded,
+                    out=folder,
+                    model=model,
+                    data=data,
+                    resume=resume,
+                    profile_step=profile or 0,
+                    on_step=on_step,
+                    on_validation=on_validation,
+                )
+        print_text(out, f"wrote {weights}")
+
+    return run_stage
+
+
+def train(
+    recipe: RecipeName,
+    settings: Settings = None,
+    folder: OutOption = Path("runs") / "train",
+    model: ModelPath = None,
+    data: DataPath = None,
+    resume: ResumeOption = False,
+    stage: Annotated[
+        str, typer.Option(help="The stages to run, of sft,rl,eval; by default those that the recipe names data for.")
+    ] = "",
+    num_processes: NumProcesses = None,
+) -> None:
+    """Run a whole recipe in one run folder: SFT, RL, and an evaluation of the result on the test split.
+
+    A stage runs if the recipe has its section and names its data: data.demonstrations, data.train, data.test.
+    """
+    loaded = load_recipe(recipe, settings or ())
+    with _join_processes(loaded, num_processes) as is_main:
+        if not is_main:
+            return
+        from saccade.runs import api, stages
+
+        filled = api.fill_paths(loaded, folder, model, data, resume=resume)
+        names = stages.parse_stages(stage) if stage else stages.list_stages(filled)
+        print_text(out, f"stages: {', '.join(names)}")
+        with contextlib.ExitStack() as stack:
+            weights = stages.train(
+                folder,
+                filled,
+                names,
+                resume=resume,
+                start_stage=lambda name, steps: stack.enter_context(_show_stage(filled, name)),
+            )
+    print_text(out, f"wrote {weights}")
+    if "eval" in names:
+        with show_progress("eval test") as update_progress:
+            scored = api.evaluate(
+                folder, on_progress=lambda report: update_progress(report.done, report.accuracy_text, report.total)
+            )
+        print_evaluation(folder, "test", scored, None)
+
+
+@contextlib.contextmanager
+def _join_processes(recipe: Recipe, num_processes: int | None) -> Iterator[bool]:
+    """Yield whether this process runs the training's loop; with `--nproc` the processes that it starts do."""
+    from saccade.training.distributed.launch import is_launched, join_training_processes, launch_processes
+
+    if num_processes is not None and not is_launched():
+        launch_processes(num_processes)
+        yield False
+        return
+    with join_training_processes(recipe.model) as is_main:
+        yield is_main
+
+
+@contextlib.contextmanager
+def _show_stage(recipe: Recipe, stage: str) -> Iterator[tuple[OnStep, OnStep]]:
+    """Show a stage's progress; yield its callbacks for steps and for validations."""
+    reward_terms = [recipe.rewards, *(config.rewards for config in recipe.environments.values())]
+    is_graded = any(term.correct for terms in reward_terms for term in terms.values())
+    steps = {"sft": recipe.sft.steps, "rl": recipe.rl.steps}[stage]
+    with show_progress(stage, steps) as update_progress:
+        yield (
+            lambda step, metrics: update_progress(step, format_step(metrics, is_graded=is_graded)),
+            lambda step, metrics: print_text(out, f"{stage}: {format_validation(step, metrics)}"),
+        )

@@ -1,0 +1,64 @@
+"""A whole recipe in one run folder: SFT, RL and the evaluation, as `saccade train` runs them.
+
+sft ──> rl ──> eval      a stage runs if the recipe configures it and names its data
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from saccade.checks.run_checks import STAGES
+from saccade.config.schema import Recipe
+from saccade.errors import ConfigError
+from saccade.runs import pipeline
+
+DATA_KEYS = {"sft": "data.demonstrations", "rl": "data.train", "eval": "data.test"}
+OnStep = Callable[[int, Mapping[str, float]], None]
+# Receives a stage and its number of steps; returns its callbacks for steps and for validations.
+StartStage = Callable[[str, int], tuple[OnStep, OnStep]]
+
+
+def parse_stages(text: str) -> list[str]:
+    """Parse the names of stages, separated by commas. Raises ConfigError for another name.
+
+    >>> parse_stages("rl, eval")
+    ['rl', 'eval']
+    """
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in STAGES:
+            raise ConfigError(f"--stage can't be {name!r}; name some of {', '.join(STAGES)}", key="--stage", value=name)
+    return [name for name in STAGES if name in names]
+
+
+def list_stages(recipe: Recipe) -> list[str]:
+    """Return the stages that a recipe configures and names data for, in order. Raises ConfigError without a training.
+
+    The evaluation needs no section of its own.
+    """
+    data = {"sft": recipe.data.demonstrations, "rl": recipe.data.train, "eval": recipe.data.test}
+    stages = [name for name in STAGES if data[name] and (name == "eval" or name in recipe.model_fields_set)]
+    if {"sft", "rl"}.isdisjoint(stages):
+        configured = [name for name in ("sft", "rl") if name in recipe.model_fields_set]
+        keys = " or ".join(DATA_KEYS[name] for name in configured or ["sft", "rl"])
+        raise ConfigError(f"the recipe names no data to train on; give --data, or set {keys}=FILE", key="data")
+    return stages
+
+
+def train(
+    folder: Path, recipe: Recipe, stages: Sequence[str], *, resume: bool = False, start_stage: StartStage
+) -> Path:
+    """Run the training stages of a recipe in one run folder; return the last checkpoint.
+
+    Everything that any of the `stages` needs is checked before the first one. With `resume`, a finished SFT is not
+    repeated. Raises what `pipeline.sft` and `pipeline.rl` raise.
+    """
+    run = pipeline.start_run(folder, recipe, stages, resume=resume)
+    train_fns = {"sft": (pipeline.sft, recipe.sft.steps), "rl": (pipeline.rl, recipe.rl.steps)}
+    for stage in stages:
+        if stage in train_fns and not (stage == "sft" and run.is_done("sft")):
+            train_fn, steps = train_fns[stage]
+            on_step, on_validation = start_stage(stage, steps)
+            train_fn(folder, recipe, run=run, on_step=on_step, on_validation=on_validation)
+    weights = pipeline.find_newest_weights(folder)
+    assert weights is not None  # a finished stage has a checkpoint
+    return weights
