@@ -470,10 +470,11 @@ class LossConfig(Section):
     sum_norm: PositiveFloat = 256.0  # constant divisor of seq_mean_token_sum_norm, tokens
     tis_cap: PositiveFloat | None = 2.0  # cap of the weight of tokens sampled with the current weights; null = off
     stale_tis_cap: PositiveFloat | None = 5.0  # cap of the weight of tokens sampled with older weights; null = off
-    # weight of tokens above tis_cap, and above stale_tis_cap; truncate = the cap, drop = 0: no loss, but the token
-    # counts in the average
+    # weight of tokens above tis_cap; truncate = the cap, drop = 0: no loss, but the token counts in the average
     above_tis_cap: Literal["truncate", "drop"] = "truncate"
-    above_stale_tis_cap: Literal["truncate", "drop"] = "truncate"
+    above_stale_tis_cap: Literal["truncate", "drop"] = (
+        "truncate"  # weight of tokens above stale_tis_cap, in the same way
+    )
 
     @model_validator(mode="after")
     def _check_caps(self) -> "LossConfig":
