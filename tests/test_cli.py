@@ -246,9 +246,10 @@ def test_train_runs_the_stages_whose_data_is_named(tmp_path, tiny_folder, datase
     assert all(f"{stage}: validation after step {step}" in output for stage in ("sft", "rl") for step in (0, 2, 4))
     folder = Run.open(tmp_path / "run")
     assert all(folder.is_done(stage) for stage in ("sft", "rl"))
-    assert (folder.path / "evaluations" / "test.jsonl").is_file()
+    assert (folder.path / "evaluations" / "test_rl_step-000004.jsonl").is_file()
     fail(RunError, *start, key=tmp_path / "run")
     good(*start, "--resume", "rl.steps=5")
+    assert (folder.path / "evaluations" / "test_rl_step-000005.jsonl").is_file()
     assert [line["step"] for line in folder.read_metrics("rl")] == [1, 2, 3, 4, 5]
     assert [line["step"] for line in folder.read_metrics("sft")] == [1, 2, 3, 4]
 

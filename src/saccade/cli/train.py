@@ -100,11 +100,14 @@ def train(
             )
     print_text(out, f"wrote {weights}")
     if "eval" in names:
-        with show_progress("eval test") as update_progress:
+        evaluation_name = stages.name_evaluation(weights)
+        with show_progress(f"eval {evaluation_name}") as update_progress:
             scored = api.evaluate(
-                folder, on_progress=lambda report: update_progress(report.done, report.accuracy_text, report.total)
+                folder,
+                name=evaluation_name,
+                on_progress=lambda report: update_progress(report.done, report.accuracy_text, report.total),
             )
-        print_evaluation(folder, "test", scored, None)
+        print_evaluation(folder, evaluation_name, scored, None)
 
 
 @contextlib.contextmanager

@@ -120,14 +120,14 @@ def train(
     """
     filled = fill_paths(recipe, out, model, data, resume=resume)
     names = stages.list_stages(filled)
-    stages.train(
+    weights = stages.train(
         Path(out),
         filled,
         names,
         resume=resume,
         start_stage=lambda stage, steps: (functools.partial(on_step, stage), lambda step, metrics: None),
     )
-    return evaluate(out) if "eval" in names else []
+    return evaluate(out, name=stages.name_evaluation(weights)) if "eval" in names else []
 
 
 def evaluate(

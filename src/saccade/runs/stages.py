@@ -44,6 +44,15 @@ def list_stages(recipe: Recipe) -> list[str]:
     return stages
 
 
+def name_evaluation(weights: Path) -> str:
+    """Return the name of the evaluation of a checkpoint: a run that is resumed with more steps has several.
+
+    >>> name_evaluation(Path("runs/a/rl/step-000020"))
+    'test_rl_step-000020'
+    """
+    return f"test_{weights.parent.name}_{weights.name}"
+
+
 def train(
     folder: Path, recipe: Recipe, stages: Sequence[str], *, resume: bool = False, start_stage: StartStage
 ) -> Path:
