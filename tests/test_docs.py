@@ -34,7 +34,7 @@ PAGES = [
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "report.md"),
 ]
 BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>[^\n]+?) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
-TAKES_SETTINGS = ("data", "sft", "train", "eval", "demo")
+TAKES_SETTINGS = ("data", "sft", "rl", "train", "eval", "demo")
 
 
 def name_of(page):
