@@ -83,7 +83,7 @@ def complete(monkeypatch, words):
         (["rl", "tiny/base", "rl.optim.l"], ["rl.optim.lr="]),
         (["rl", "tiny/base", "rl.op"], ["rl.optim."]),
         (["eval", "runs", "--shar"], ["--shard"]),
-        (["recipes", "explain", "rl.group"], ["rl.group_size"]),
+        (["recipes", "explain", "rl.micro"], ["rl.micro_batch_size"]),
     ],
     ids=" ".join,
 )

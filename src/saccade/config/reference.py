@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from saccade import plugins
-from saccade.config.schema import Recipe, Section
+from saccade.config.schema import AdvantageConfig, LossConfig, PluginConfig, Recipe, Section
 from saccade.errors import ConfigError
 
 _PLUGIN_FOLDERS = {"environment": "environments", "engine": "engines", "rewards": "rewards"}
@@ -64,7 +64,9 @@ def index_comments(source: str) -> Callable[[int, int], str]:
 
 def read_parameter_comments(plugin: Any) -> dict[str, str]:
     """Return the comment of each parameter in the definition of a plugin: a function, a tool, or a class."""
-    function = getattr(plugin, "__init__") if isinstance(plugin, type) else inspect.unwrap(plugin)  # noqa: B009
+    function = inspect.unwrap(plugin)
+    if isinstance(plugin, type):
+        function = next(vars(base)["__init__"] for base in plugin.__mro__ if "__init__" in vars(base))
     source = inspect.cleandoc(f"\n{inspect.getsource(function)}")
     find_text = index_comments(source)
     node = next(n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
@@ -129,8 +131,11 @@ def explain_key(key: str, recipe: Recipe) -> KeyDescription:
         field, owner = section.model_fields[name], section
         owner_value, value = value, None if value is None else getattr(value, name, None)
         if name == "settings" and (settings_folder := _find_folder(prefix)):
-            name = recipe.environment.name if settings_folder == "environments" else prefix.split(".")[-2]
-            plugin_name = getattr(owner_value, "name", getattr(owner_value, "estimator", name))
+            plugin_name = recipe.environment.name if settings_folder == "environments" else prefix.split(".")[-2]
+            if isinstance(owner_value, PluginConfig | LossConfig):
+                plugin_name = owner_value.name
+            elif isinstance(owner_value, AdvantageConfig):
+                plugin_name = owner_value.estimator
             return _explain_setting(key, settings_folder, plugin_name, parts, value or {})
         if prefix == "rl." and name == "filters" and parts:
             values = (value or {}).get(parts[0]) or {}

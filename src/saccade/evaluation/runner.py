@@ -50,7 +50,7 @@ class Progress:
         return ", ".join(filter(None, (accuracy, f"{self.failed} failed" if self.failed else "")))
 
 
-class Tally:
+class ProgressCounter:
     """Count finished samples and their accuracy, in constant time per sample."""
 
     def __init__(self, num_samples: int) -> None:
@@ -114,13 +114,13 @@ async def evaluate(
     done = [finished[key] for _, keys in items for key in keys if key in finished]
     num_samples = sum(len(keys) for _, keys in items)
 
-    tally = Tally(num_samples)
+    counter = ProgressCounter(num_samples)
     for outcome in done:
-        tally.add(outcome)
+        counter.add(outcome)
 
     def report_progress() -> None:
         if on_progress is not None:
-            on_progress(tally.report())
+            on_progress(counter.report())
 
     def append_group(index: int, group: Group) -> None:
         # Graded and ungraded episodes in the order in which they were started.
@@ -141,7 +141,7 @@ async def evaluate(
                     use_tools=settings.use_tools,
                 )
                 append_jsonl(results_path, record)
-                tally.add(outcome)
+                counter.add(outcome)
         report_progress()
 
     _prepare_results(results_path, tasks, items, settings, subset=subset, fingerprint=fingerprint)
