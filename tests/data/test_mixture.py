@@ -92,5 +92,5 @@ def test_invalid_mixtures_are_errors(tmp_path):
     recipe = load_recipe("tiny/base", ["data.train={a.jsonl: 2, b.parquet: 0.5}"])
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
     assert load_recipe(str(tmp_path / "recipe.yaml")) == recipe
-    words = ["train", "tiny/base", f"data.train={{{tmp_path}/a.jsonl: 1}}", "--out", tmp_path / "run"]
+    words = ["rl", "tiny/base", f"data.train={{{tmp_path}/a.jsonl: 1}}", "--out", tmp_path / "run"]
     fail(DataError, *words, key=tmp_path / "a.jsonl")
