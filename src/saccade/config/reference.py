@@ -129,7 +129,7 @@ def explain_key(key: str, recipe: Recipe) -> KeyDescription:
         if name not in section.model_fields:
             raise _build_unknown_key_error(key, f"{prefix}{name}", section.model_fields)
         field, owner = section.model_fields[name], section
-        owner_value, value = value, None if value is None else getattr(value, name, None)
+        owner_value, value = value, None if value is None else getattr(value, name)
         if name == "settings" and (settings_folder := _find_folder(prefix)):
             plugin_name = recipe.environment.name if settings_folder == "environments" else prefix.split(".")[-2]
             if isinstance(owner_value, PluginConfig | LossConfig):
