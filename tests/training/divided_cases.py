@@ -4,22 +4,27 @@ A script under torchrun, `divided_cases.py ACTION WORK OUT`, runs one of ACTIONS
 """
 
 import json
+import os
 import pickle
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import load_file
 from torch import distributed
+from transformers import AutoModelForImageTextToText
 
 from saccade.config.schema import ModelConfig
 from saccade.errors import MediaError, RunError
+from saccade.ledger import Ledger
 from saccade.runs import pipeline
 from saccade.training import checkpoint, rl
 from saccade.training.distributed.backbone import DividedBackbone, create_optimizer
 from saccade.training.distributed.launch import join_training_processes
 from saccade.training.policy_update import update_policy
 from saccade.training.train_step import pack_samples, train_step
+from saccade.types import TrainingSample
 
 STEPS = 5
 ADAMW = ("sft.optim.name=adamw", "rl.optim.name=adamw", "sft.optim.lr=1e-4", "rl.optim.lr=1e-4")
@@ -36,6 +41,20 @@ class Case:
     overrides: tuple[str, ...]
     tolerance: float = 1e-5
     model: str = "model"
+    change_samples: Callable = lambda samples: samples  # of RL, one batch per step
+
+
+def make_text_sample(num_tokens: int) -> TrainingSample:
+    """Make a sample without images."""
+    tokens = [(7 * index + num_tokens) % 250 for index in range(num_tokens)]
+    ledger = Ledger().observe(tokens).append_completion(tokens, logprobs=[-2.0] * num_tokens, version=0)
+    return TrainingSample(ledger=ledger, advantages=(0.0,) * num_tokens + (1.0 - num_tokens % 3,) * num_tokens)
+
+
+def replace_by_texts(batches):
+    """Replace most samples of each batch by ones without images, and all those of the fourth."""
+    texts = [make_text_sample(num_tokens) for num_tokens in range(20, 29)]
+    return [[*(samples[step : step + 2] if step != 3 else ()), *texts] for step, samples in enumerate(batches)]
 
 
 CASES = {
@@ -44,11 +63,14 @@ CASES = {
     "sft frozen tower": Case(
         "sft", (*ADAMW, "model.trained_weights=language_model", "model.activation_checkpointing=true")
     ),
+    # Gradients are clipped to the size of AdamW's epsilon, so the updates depend on their norm.
+    "sft clipped": Case("sft", (*ADAMW, "sft.optim.max_grad_norm=1e-6")),
     "sft lora": Case("sft", (*ADAMW, "model.lora_rank=2")),
     # Newton-Schulz iterates in bfloat16, which makes rounding differences of a gradient visible.
     "sft muon": Case("sft", ("sft.optim.name=muon", "sft.optim.lr=1e-4"), 1e-3),
     "sft bfloat16": Case("sft", (*ADAMW, "model.dtype=bfloat16"), 5e-2),
     "rl": Case("rl", (*ADAMW, "rl.mini_batches=2")),
+    "rl texts": Case("rl", ADAMW, change_samples=replace_by_texts),
     "rl kl": Case("rl", (*ADAMW, "rl.kl.loss_coef=0.5", "rl.epochs_per_batch=2")),
     "rl kl lora": Case("rl", (*ADAMW, "rl.optim.lr=1e-3", "rl.kl.reward_coef=0.5", "model.lora_rank=2")),
 }
@@ -71,7 +93,7 @@ def train(workspace, case: Case, folder: Path, batches_of_samples=()) -> dict:
     rows = (
         workspace.run_sft(components, folder)
         if case.stage == "sft"
-        else update_repeatedly(components, folder, batches_of_samples)
+        else update_repeatedly(components, folder, case.change_samples(batches_of_samples))
     )
     backbone.save(folder / "final")
     return {"rows": rows, "counts": counts}
@@ -170,7 +192,13 @@ def fail_on_rank_one(workspace, samples, out: Path) -> None:
 ACTIONS = {"cases": run_cases, "continue": continue_once, "fail": fail_on_rank_one}
 
 
+def fail_to_read(*args, **kwargs):
+    raise AssertionError("only rank 0 reads weights")
+
+
 def main(action: str, work: Path, out: Path) -> None:
+    if os.environ["RANK"] != "0":
+        AutoModelForImageTextToText.from_pretrained = fail_to_read
     with join_training_processes(ModelConfig(process_timeout=120)) as is_leader:
         if is_leader:
             workspace, samples = pickle.loads((work / "workspace.pickle").read_bytes())

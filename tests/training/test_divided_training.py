@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,19 +21,28 @@ from saccade.training import rl
 COMPARED = ("loss", "grad_norm", "entropy", "packed_tokens", "trained_tokens", "kl")
 
 
-def run_processes(action, work, out, *, num_processes=2, returncode=0):
-    """Run an action of `divided_cases` in several processes through torchrun; return their stderr."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}"]
-    source = str(Path(models.__file__).parents[2])
-    done = subprocess.run(
-        [*command, divided_cases.__file__, action, str(work), str(out)],
-        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == returncode, done.stdout + done.stderr
-    return done.stderr
+def run_processes(action, work, out, *, num_processes=2, num_nodes=1, returncode=0):
+    """Run an action of `divided_cases` through torchrun, with so many processes on each of so many nodes."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={num_processes}"]
+    script = [divided_cases.__file__, action, str(work), str(out)]
+    if num_nodes == 1:
+        commands = [[*torchrun, "--standalone", *script]]
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = ("--master-addr=127.0.0.1", f"--master-port={server.getsockname()[1]}")
+        nodes = (f"--nnodes={num_nodes}", *address)
+        commands = [[*torchrun, *nodes, f"--node-rank={rank}", *script] for rank in range(num_nodes)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(models.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    launched = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for command in commands
+    ]
+    try:
+        outputs = [process.communicate(timeout=600)[0] for process in launched]
+    finally:
+        for process in launched:
+            process.kill()
+    assert [process.returncode for process in launched] == [returncode] * num_nodes, "\n".join(outputs)
 
 
 def record_samples(workspace, monkeypatch, folder):
@@ -60,13 +70,17 @@ def prepared(workspace, tmp_path_factory):
     return workspace, samples, work
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.soak)])
+SHAPES = [(1, 2), pytest.param((1, 4), marks=pytest.mark.soak), pytest.param((2, 2), marks=pytest.mark.soak)]
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 def trained(request, prepared, tmp_path_factory):
-    """What that many processes trained."""
+    """What that many nodes and processes of each trained; several nodes replicate the weights (HSDP)."""
     workspace, samples, work = prepared
     out = tmp_path_factory.mktemp("out")
-    run_processes("cases", work, out, num_processes=request.param)
-    return workspace, samples, out, request.param
+    num_nodes, num_processes = request.param
+    run_processes("cases", work, out, num_nodes=num_nodes, num_processes=num_processes)
+    return workspace, samples, out, num_nodes * num_processes
 
 
 @pytest.mark.slow
@@ -92,15 +106,15 @@ def test_several_processes_train_like_one(trained, tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["sft", "rl"])
 def test_ranks_have_different_numbers_of_micro_batches(trained, stage):
-    *_, out, num_processes = trained
+    *_, out, num_ranks = trained
     counts = [
         count
         for name in CASES
         if name.startswith(stage)
         for count in json.loads((out / name / "result.json").read_text())["counts"]
     ]
-    assert max(counts) > num_processes
-    assert any(count % num_processes for count in counts)  # the last ranks had an empty one, without images
+    assert max(counts) > num_ranks
+    assert any(count % num_ranks for count in counts)  # the last ranks had an empty one, without images
 
 
 @pytest.mark.slow

@@ -11,14 +11,14 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AutoModelForImageTextToText, PreTrainedModel
+from transformers import AttentionInterface, AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from saccade.chat.renderer import ChatRenderer, load_renderer
@@ -110,7 +110,8 @@ class Backbone:
     `settings.lora_rank` > 0 freezes the model and adds trainable adapters to the linear layers of its text model (see
     `lora`). `settings.trained_weights` = "language_model" freezes the vision tower and its projector, which merges the
     patches of a visual token (deepstack layers have one each). `model` replaces the folder's weights by a model in
-    memory, which keeps its dtype. Raises ModelError for a folder that is not a supported model.
+    memory, which keeps its dtype. On the device "meta" no weights are read: another process has them. Raises ModelError
+    for a folder that is not a supported model.
     """
 
     def __init__(self, settings: ModelConfig, model: PreTrainedModel | None = None) -> None:
@@ -132,9 +133,10 @@ class Backbone:
             _enable_activation_checkpointing(self.model)
         if settings.lora_rank:
             lora.attach_adapters(self.model, self.model.model.language_model, settings.lora_rank)
-            self._base_folder = lora.restore_adapters(
-                self.model, Path(settings.path), functools.partial(_load_model, settings)
-            )
+            if self.device.type != "meta":
+                self._base_folder = lora.restore_adapters(
+                    self.model, Path(settings.path), functools.partial(_load_model, settings)
+                )
         if settings.trained_weights == "language_model":
             self.model.model.visual.requires_grad_(False)
         self.language_model: Any = self.model.model.language_model
@@ -272,8 +274,11 @@ class Backbone:
 
 
 def _load_model(settings: ModelConfig, folder: Path) -> PreTrainedModel:
-    dtype = getattr(torch, settings.dtype)
-    return AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    dtype, auto_model = getattr(torch, settings.dtype), cast(Any, AutoModelForImageTextToText)
+    if settings.device == "meta":
+        with torch.device("meta"):
+            return auto_model.from_config(AutoConfig.from_pretrained(folder, local_files_only=True), dtype=dtype)
+    return auto_model.from_pretrained(folder, dtype=dtype, local_files_only=True)
 
 
 def _enable_activation_checkpointing(model: nn.Module) -> None:

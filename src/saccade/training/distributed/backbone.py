@@ -27,6 +27,7 @@ class DividedBackbone(Backbone):
 
     def __init__(self, conductor: Conductor, settings: ModelConfig) -> None:
         self.conductor = conductor
+        conductor.prepare("read_model", settings)
         own: Backbone = conductor.call("load_model", settings)
         self.__dict__.update({**vars(own), "settings": settings})
 
@@ -76,6 +77,8 @@ class DividedBackbone(Backbone):
 
     def create_reference(self, folder: str | None, reference_device: str) -> "DividedReference":
         """Create the reference policy from a folder's weights, or from the current ones (None)."""
+        if folder is not None:
+            self.conductor.prepare("read_reference", folder)
         self.conductor.call("create_reference", folder, reference_device)
         return DividedReference(self.conductor)
 

@@ -36,8 +36,8 @@ class WavesAbortedError(SaccadeError):
 class Waves:
     """The waves of an order: iterating yields this rank's item of each, which rank 0 sends."""
 
-    def __init__(self, group: Any, count: int, source: Iterator[Sequence[Any]] | None) -> None:
-        self._group, self._count, self._source = group, count, source
+    def __init__(self, count: int, source: Iterator[Sequence[Any]] | None) -> None:
+        self._count, self._source = count, source
         self.is_aborted = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -62,7 +62,7 @@ class Waves:
 
     def _scatter(self, items: list[Any] | None) -> Any:
         received: list[Any] = [None]
-        distributed.scatter_object_list(received, items, src=0, group=self._group)
+        distributed.scatter_object_list(received, items, src=0)
         return received[0]
 
 
@@ -74,6 +74,11 @@ class Conductor:
         self._lock = threading.Lock()
         self._is_broken = False
 
+    def prepare(self, method: str, *args: Any) -> None:
+        """Run a worker's method on rank 0 alone, before a call; an error in it leaves the other ranks ready."""
+        with self._lock:
+            getattr(self._worker, method)(*args)
+
     def call(self, method: str, *args: Any, waves: Iterator[Sequence[Any]] | None = None, num_waves: int = 0) -> Any:
         """Run a worker's method on every rank; return rank 0's result.
 
@@ -83,7 +88,7 @@ class Conductor:
         with self._lock:
             if self._is_broken:
                 raise RunError("a rank of this training was lost; resume it with --resume")
-            own = Waves(self._group, num_waves, waves) if num_waves else None
+            own = Waves(num_waves, waves) if num_waves else None
             self._is_broken = True
             try:
                 self._send((method, args, num_waves))
@@ -138,7 +143,7 @@ def follow(worker: Any, group: Any, store: Store) -> None:
             return
         try:
             with convert_errors(RunError, f"rank {rank} failed"):
-                getattr(worker, method)(*([Waves(group, num_waves, None)] if num_waves else []), *args)
+                getattr(worker, method)(*([Waves(num_waves, None)] if num_waves else []), *args)
         except WavesAbortedError:
             continue
         except SaccadeError as error:
@@ -163,5 +168,5 @@ def _shorten(error: RuntimeError) -> str:
 
 
 def create_control_group() -> Any:
-    """Return the group over which orders and micro-batches are sent, through the CPU."""
+    """Return the group over which orders are sent, through the CPU."""
     return distributed.new_group(backend="gloo", timeout=_ORDER_TIMEOUT)

@@ -57,7 +57,7 @@ def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
             timeout=timedelta(seconds=settings.process_timeout),
         )
         control_group = create_control_group()
-        worker = Worker(_create_mesh(device_type), control_group)
+        worker = Worker(_create_mesh(device_type))
     try:
         if rank:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 stops the others

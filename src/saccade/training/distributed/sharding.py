@@ -2,37 +2,41 @@
 
 The vision tower, its projector, embeddings, norm and head are in the root unit, so a rank without images runs the same
 collective operations as the others. A frozen vision tower isn't divided.
+
+    rank 0: weights on the CPU ─┐ one unit at a time, in float32
+    others: no weights (meta)   ├─broadcast──> whole unit on the device ──divide──> this rank's part
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from saccade.models.backbone import Backbone
 
 
-def shard_backbone(backbone: Backbone, mesh: DeviceMesh) -> None:
-    """Divide the weights of a backbone among the ranks of a mesh, in place; every rank holds the same weights before.
+def shard_backbone(backbone: Backbone, mesh: DeviceMesh, device: torch.device) -> None:
+    """Divide rank 0's weights among the ranks of a mesh, in place, and move them to `device`.
 
+    Rank 0's backbone is on the CPU; those of the others are on the meta device, so they never hold a whole model.
     The divided weights are float32, as the optimizer needs them; they are gathered in the type of the activations. On a
     mesh of two dimensions they are divided within the second and replicated over the first (HSDP). Gradients are summed
     over the ranks, not averaged.
     """
     policy, dtype = backbone.policy, backbone.policy.compute_dtype
-    visual = list(policy.model.model.visual.parameters())
-    is_tower_trained = any(parameter.requires_grad for parameter in visual)
-    undivided = set() if is_tower_trained else set(visual)
-    for parameter in policy.parameters():
-        if parameter not in undivided:
-            parameter.data = parameter.data.float()
+    tower = policy.model.model.visual
+    is_tower_trained = any(parameter.requires_grad for parameter in tower.parameters())
     mixed_precision = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
     )
     for layer in policy.model.model.language_model.layers:
+        _receive_weights(layer, device)
         fully_shard(layer, mesh=mesh, mp_policy=mixed_precision)
+    _receive_weights(policy, device, undivided=() if is_tower_trained else set(tower.parameters()))
+    undivided = set() if is_tower_trained else set(tower.parameters())
     # Gathered again in the backward pass: a forward pass without one must not leave weights that become outdated.
     fully_shard(policy, mesh=mesh, mp_policy=mixed_precision, reshard_after_forward=True, ignored_params=undivided)
     for module in _find_units(policy):
@@ -40,6 +44,34 @@ def shard_backbone(backbone: Backbone, mesh: DeviceMesh) -> None:
         if mesh.device_type == "cpu":  # gloo has no PREMUL_SUM
             module.set_force_sum_reduction_for_comms(True)
     policy.has_gradients_without_images = is_tower_trained
+    backbone.device = device
+
+
+def _receive_weights(unit: nn.Module, device: torch.device, undivided: Collection[nn.Parameter] = ()) -> None:
+    """Replace the weights and buffers of a unit by rank 0's on a device, weights in float32 but for `undivided` ones.
+
+    Tied weights stay tied; those of inner units are divided already.
+    """
+    received: dict[nn.Parameter, nn.Parameter] = {}
+    for module in unit.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if isinstance(weight, DTensor):
+                continue
+            if weight not in received:
+                value = _broadcast(weight.detach(), device)
+                received[weight] = nn.Parameter(value if weight in undivided else value.float(), weight.requires_grad)
+            setattr(module, name, received[weight])
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, _broadcast(buffer, device))
+
+
+def _broadcast(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return rank 0's tensor on the device; those of the others have its shape and type."""
+    copy = torch.empty_like(tensor, device=device)
+    if distributed.get_rank() == 0:
+        copy.copy_(tensor)
+    distributed.broadcast(copy, src=0)
+    return copy
 
 
 def _find_units(policy: nn.Module) -> Iterable[FSDPModule]:

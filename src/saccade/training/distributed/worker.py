@@ -29,19 +29,34 @@ from saccade.training.train_step import LossFn, MicroBatchResult, accumulate_gra
 class Worker:
     """A rank's model and optimizer."""
 
-    def __init__(self, mesh: DeviceMesh, control_group: Any) -> None:
-        self._mesh, self._group = mesh, control_group
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+        index = torch.cuda.current_device() if mesh.device_type == "cuda" else None
+        self._device = torch.device(mesh.device_type, index)
+        self._undivided: Backbone | None = None  # on rank 0, between reading a model and dividing it
         self.backbone: Backbone
         self.optimizer: Optimizer
         self._reference: list[tuple[Tensor, Tensor]] = []  # this rank's part of each weight, and the other policy's
 
+    def read_model(self, settings: ModelConfig) -> None:
+        """Read a model into rank 0's memory, for the next order that divides it. Raises ModelError."""
+        self._undivided = Backbone(settings.model_copy(update={"device": "cpu"}))
+
+    def read_reference(self, folder: str) -> None:
+        """Read a folder with the model's settings, like `read_model`. Raises RunError."""
+        self._undivided = load_initial_backbone(self.backbone, folder, "cpu")
+
+    def _divide_model(self, settings: ModelConfig) -> Backbone:
+        """Divide the model that rank 0 has read; the other ranks build it without weights."""
+        backbone = self._undivided or Backbone(settings.model_copy(update={"device": "meta"}))
+        self._undivided = None
+        shard_backbone(backbone, self._mesh, self._device)
+        return backbone
+
     def load_model(self, settings: ModelConfig) -> Backbone:
-        """Load the model on every rank and divide it."""
-        if self._mesh.device_type == "cuda":
-            settings = settings.model_copy(update={"device": f"cuda:{torch.cuda.current_device()}"})
+        """Divide the model that rank 0 has read."""
         torch.set_num_threads(max(1, settings.num_threads // self._mesh.shape[-1]))
-        self.backbone = Backbone(settings)
-        shard_backbone(self.backbone, self._mesh)
+        self.backbone = self._divide_model(settings)
         return self.backbone
 
     def create_optimizer(self, settings: OptimizerConfig, num_steps: int) -> None:
@@ -100,9 +115,8 @@ class Worker:
         """Create the reference policy from a folder's weights, or from the current ones (None)."""
         initial = self.backbone
         if folder is not None:
-            initial = load_initial_backbone(self.backbone, folder)
-            shard_backbone(initial, self._mesh)
-        device = torch.device("cpu") if reference_device == "cpu" else self.backbone.device
+            initial = self._divide_model(initial.settings.model_copy(update={"path": folder}))
+        device = torch.device("cpu") if reference_device == "cpu" else self._device
         weights = _get_trainable_parts(initial)
         self._reference = [
             (part, weights[name].detach().to(device, copy=True))
@@ -157,7 +171,7 @@ class Worker:
 
     def _gather(self, results: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
         gathered: list[Any] | None = [None] * distributed.get_world_size() if distributed.get_rank() == 0 else None
-        distributed.gather_object(results, gathered, dst=0, group=self._group)
+        distributed.gather_object(results, gathered, dst=0)
         return sorted((result for part in gathered or [] for result in part), key=lambda pair: pair[0])
 
 
