@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -96,6 +97,35 @@ def test_a_killed_rank_ends_the_job_with_one_sentence(folder):
     assert read_steps(folder / "sft", "sft")[: newest.step] == list(range(1, newest.step + 1))
     arguments = ("sft", "tiny/para_grpo", *model[:-2], "sft.steps=5000", "sft.save_every=2", *SMALL, "--resume")
     assert "--nproc" in fail(RunError, *arguments, key=newest.folder)
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the rank in /proc")
+def test_a_rank_that_hangs_ends_the_job_after_the_timeout(folder):
+    program = [sys.executable, "-m", "saccade"]
+    model = ("--model", folder / "model", "--data", folder / "data", "--out", folder / "hung", "--nproc", 2)
+    settings = ("sft.steps=5000", "sft.save_every=2", "model.process_timeout=20")
+    process = start(program, folder, "sft", "tiny/para_grpo", *model, *settings)
+    saved = folder / "hung" / "sft"
+    block_until(lambda: find_newest_checkpoint(saved) is not None or process.poll() is not None)
+    os.kill(find_rank(process.pid, 1), signal.SIGSTOP)
+    stderr = finish(process, returncode=1)
+    assert "Traceback" not in stderr
+    assert "--resume" in stderr.strip().splitlines()[-1]
+    newest = find_newest_checkpoint(saved)
+    assert read_steps(folder / "hung", "sft")[: newest.step] == list(range(1, newest.step + 1))
+
+
+@pytest.mark.soak
+def test_weights_that_rank_0_cannot_read_end_the_job_with_one_sentence(folder):
+    damaged = folder / "damaged"
+    shutil.copytree(folder / "model", damaged)
+    for file in damaged.glob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:100])
+    model = ("--model", damaged, "--data", folder / "data", "--out", folder / "unread", "--nproc", 2)
+    stderr = finish(start([sys.executable, "-m", "saccade"], folder, "sft", "tiny/para_grpo", *model), returncode=1)
+    assert "Traceback" not in stderr
+    assert stderr.count(str(damaged)) == 1
 
 
 def find_rank(parent, rank):
