@@ -1,5 +1,6 @@
 """Micro-batches dealt to ranks: every one once, similar costs in a wave, empty ones at the end."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -76,15 +77,39 @@ def test_every_micro_batch_is_dealt_once_and_the_last_wave_is_padded(num_batches
         assert len(deal.batch.token_N) == 0
 
 
-def test_pixels_are_loaded_once_per_micro_batch_when_its_wave_is_due():
-    batches = [replace(build_batch("00"), images=(IMAGE, IMAGE)) for _ in range(2)]
-    loaded, checks = [], []
-    waves = deal_waves(batches, 1, lambda image: loaded.append(image) or "pixels", lambda: checks.append(1))
-    [deal] = next(waves)
-    assert deal.load_pixels(IMAGE) == "pixels"
-    assert (len(loaded), len(checks)) == (1, 1)
-    assert len(list(waves)) == 1
-    assert (len(loaded), len(checks)) == (2, 2)
+def test_pixels_are_loaded_once_per_micro_batch_at_most_one_wave_ahead():
+    batches = [replace(build_batch("00"), images=(IMAGE, IMAGE)) for _ in range(4)]
+    loaded, checks, next_wave = [], [], threading.Semaphore(0)
+
+    def load(image):
+        loaded.append(threading.current_thread())
+        next_wave.release()
+        return "pixels"
+
+    waves = deal_waves(batches, 1, load, lambda: checks.append(1))
+    for count in range(1, 5):
+        [deal] = next(waves)
+        assert deal.load_pixels(IMAGE) == "pixels"
+        assert len(checks) == count
+        # The next wave is loaded while the caller trains on this one, and no further wave.
+        for _ in range(2 if count == 1 else int(count < 4)):
+            assert next_wave.acquire(timeout=60)
+        assert len(loaded) == min(count + 1, 4)
+    assert list(waves) == []
+    assert threading.current_thread() not in loaded
+
+
+def test_waves_after_a_cancellation_are_not_dealt():
+    checks = iter([None, None, KeyError])
+
+    def check_cancelled():
+        if error := next(checks):
+            raise error
+
+    waves = deal_waves([build_batch("0")] * 4, 1, lambda image: None, check_cancelled)
+    assert [len(next(waves)) for _ in range(2)] == [1, 1]
+    with pytest.raises(KeyError):
+        next(waves)
 
 
 def test_an_error_while_pixels_are_loaded_is_raised():

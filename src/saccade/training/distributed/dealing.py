@@ -1,6 +1,10 @@
-"""Deal micro-batches to ranks in waves of similar cost; the last wave is padded with empty micro-batches."""
+"""Deal micro-batches to ranks in waves of similar cost; the last wave is padded with empty micro-batches.
+
+A second thread loads the pixels of the next wave while the ranks train on one.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,19 +34,27 @@ class Deal:
 def deal_waves(
     batches: Sequence[Batch], num_ranks: int, load_pixels: LoadPixels, check_cancelled: CheckCancelled
 ) -> Iterator[list[Deal]]:
-    """Yield waves of one micro-batch per rank, the most expensive first; pixels are loaded wave by wave.
+    """Yield waves of one micro-batch per rank, the most expensive first; pixels are loaded one wave ahead.
 
     `check_cancelled` is called before each wave.
     """
     order = sorted(range(len(batches)), key=lambda index: -estimate_cost(batches[index]))
-    for start in range(0, len(order), num_ranks):
-        check_cancelled()
+
+    def load_wave(start: int) -> list[Deal]:
         wave = [
             Deal(index=index, batch=batches[index], pixels={image.key: load_pixels(image) for image in images})
             for index in order[start : start + num_ranks]
             for images in [{image.key: image for image in batches[index].images}.values()]
         ]
-        yield wave + [Deal(index=None, batch=_build_empty_batch(), pixels={})] * (num_ranks - len(wave))
+        return wave + [Deal(index=None, batch=_build_empty_batch(), pixels={})] * (num_ranks - len(wave))
+
+    with ThreadPoolExecutor(1, thread_name_prefix="saccade-wave") as pool:
+        loading = pool.submit(load_wave, 0)
+        for start in range(0, len(order), num_ranks):
+            check_cancelled()
+            wave = loading.result()
+            loading = pool.submit(load_wave, start + num_ranks)  # empty after the last
+            yield wave
 
 
 def count_waves(batches: Sequence[Batch], num_ranks: int) -> int:

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import distributed
@@ -78,8 +79,19 @@ def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
 
 
 def _create_mesh(device_type: str) -> DeviceMesh:
-    """Return the mesh of all ranks: weights are divided within a node and replicated over nodes (HSDP)."""
+    """Return the mesh of all ranks: weights are divided within a node and replicated over nodes (HSDP).
+
+    Raises RunError if the nodes have different numbers of processes.
+    """
     world_size, local_size = distributed.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"])
+    local_sizes: list[Any] = [None] * world_size
+    distributed.all_gather_object(local_sizes, local_size)
+    if len(set(local_sizes)) > 1:
+        raise RunError(
+            f"the nodes have {sorted(set(local_sizes))} processes, and all need as many; start torchrun with the same "
+            "--nproc-per-node on each",
+            key="--nproc-per-node",
+        )
     if world_size == local_size:
         return init_device_mesh(device_type, (world_size,))
     return init_device_mesh(device_type, (world_size // local_size, local_size), mesh_dim_names=("node", "local"))
