@@ -62,7 +62,7 @@ def test_the_slurm_script_passes_the_addresses_of_its_servers_to_torchrun(tmp_pa
     done = run_script(
         tmp_path,
         ("a", "b", "c"),
-        *("train", "paravt/para_grpo", "model", "runs/a", "rl.steps=3"),
+        *("rl", "paravt/para_grpo", "model", "runs/a", "rl.steps=3"),
         TRAIN_NODES="2",
         GPUS_PER_NODE="2",
         PYTHON="python",
@@ -73,7 +73,7 @@ def test_the_slurm_script_passes_the_addresses_of_its_servers_to_torchrun(tmp_pa
     assert {argument for argument in commands[0] if argument not in commands[1]} == {"--node-rank=0"}
     assert {"--nnodes=2", "--nproc-per-node=2", "--master-addr=a"} <= set(commands[0])
     program = commands[0][commands[0].index("saccade") + 1 :]
-    assert program[:2] == ["train", "paravt/para_grpo"]
+    assert program[:2] == ["rl", "paravt/para_grpo"]
     assert "--resume" not in program
     recipe = load_recipe(program[1], [argument for argument in program[2:] if "=" in argument])
     assert recipe.engine.settings["servers"] == ["http://c:8000", "http://c:8001"]
@@ -124,7 +124,7 @@ def test_the_manifest_connects_its_trainers_to_its_servers():
     assert ("Service", pod["subdomain"]) in parts
     assert f"--master-addr=saccade-trainer-0.{pod['subdomain']}" in arguments
     stage, name, *settings = arguments[arguments.index("saccade") + 1 :]
-    assert stage == "train"
+    assert stage == "rl"
     recipe = load_recipe(name, [setting for setting in settings if not setting.startswith("--")])
     addresses = [f"http://saccade-server-{i}.saccade-server:8000" for i in range(servers["replicas"])]
     assert recipe.engine.settings["servers"] == addresses
