@@ -31,8 +31,8 @@ class Worker:
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh = mesh
-        index = torch.cuda.current_device() if mesh.device_type == "cuda" else None
-        self._device = torch.device(mesh.device_type, index)
+        is_cuda = mesh.device_type == "cuda"
+        self._device = torch.device(f"cuda:{torch.cuda.current_device()}" if is_cuda else mesh.device_type)
         self._undivided: Backbone | None = None  # on rank 0, between reading a model and dividing it
         self.backbone: Backbone
         self.optimizer: Optimizer
