@@ -101,6 +101,30 @@ def test_no_difference_is_rarely_significant(simulation, clusters):
     assert clusters >= 6 or max(rates) == 0
 
 
+@pytest.mark.parametrize("clusters", [3, 5, 8, 12])
+def test_coverage_of_counts(clusters):
+    """Without bounds: calls per episode of clips with one or four tasks, and times."""
+    rng = np.random.default_rng(0)
+    designs = {
+        "calls": (lambda: rng.binomial(6, 0.4, clusters), 2.4),
+        "calls of four tasks": (lambda: rng.poisson(1.5, (clusters, 4)).mean(axis=1), 1.5),
+        "seconds": (lambda: rng.gamma(8, 0.5, clusters), 4.0),
+    }
+    for name, (draw, truth) in designs.items():
+        intervals = [compute_interval(draw(), bounds=None) for _ in range(400)]
+        assert np.mean([low <= truth <= high for low, high in intervals]) >= 0.9, name
+
+
+def test_interval_without_bounds_by_hand():
+    # Student's t of 1, 2 and 6: mean 3, variance 7, t(2) = 4.303; a cluster of twice the weight is no further cluster.
+    half = 4.303 * math.sqrt(7 / 3)
+    assert compute_interval([1.0, 2.0, 6.0], bounds=None) == pytest.approx((3 - half, 3 + half))
+    low, high = compute_interval([1.0, 2.0, 6.0], [1, 2, 1], bounds=None)
+    assert high - low > 2 * half * 0.8
+    assert low < 2.75 < high
+    assert compute_interval([2.0], bounds=None) == (2.0, 2.0)
+
+
 def test_equal_scores_have_a_wide_interval():
     assert compute_interval([1.0], bounds=FRACTION_BOUNDS) == (0.0, 1.0)
     low, high = compute_interval([1.0] * 5, bounds=FRACTION_BOUNDS)

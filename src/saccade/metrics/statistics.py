@@ -120,23 +120,34 @@ def compute_interval(
 
     l and h are the `bounds`, so that the interval of equal means reaches as far as unseen clusters could: for n
     successes in n trials its lower limit is near Clopper and Pearson's exact one. Differences are no exception: if nine
-    of ten clips gain 0.1 and one loses 0.9, eight clips show no loss in 0.43 of all cases. Without bounds they are the
-    least and the largest mean, and equal means have an interval without width, which is none.
+    of ten clips gain 0.1 and one loses 0.9, eight clips show no loss in 0.43 of all cases.
+
+    Without bounds nothing limits unseen clusters: the interval is plain Student's t with n - 1 degrees of freedom. It
+    holds the mean of counts in 95 % of all cases, that of an exponential distribution in 89 % (5 clusters), and has no
+    width, so that it is none, if the means are equal.
     """
     x_C = np.asarray(means_C, dtype=np.float64)
     p_C = np.ones_like(x_C) if weights_C is None else np.asarray(weights_C, dtype=np.float64)
     p_C = p_C / p_C.sum()
     mean = float((p_C * x_C).sum()) if center is None else center
     num_effective = 1.0 / float((p_C**2).sum())
-    low, high = bounds or (float(x_C.min()), float(x_C.max()))
+    # Rounding: three equal weights may make 2.9999999 effective clusters.
+    count = math.floor(num_effective + 1e-6)
+    if bounds is None:
+        squares = float((p_C**2 * (x_C - mean) ** 2).sum())
+        half = (
+            get_t_quantile(max(1, count - 1)) * math.sqrt(squares * num_effective / (num_effective - 1))
+            if squares
+            else 0.0
+        )
+        return mean - half, mean + half
+    low, high = bounds
     shrunk = (num_effective * mean + low + high) / (num_effective + 2)
     squares = (
         num_effective**2 * float((p_C**2 * (x_C - shrunk) ** 2).sum()) + (low - shrunk) ** 2 + (high - shrunk) ** 2
     )
-    # Rounding: three equal weights may make 2.9999999 effective clusters.
-    half = get_t_quantile(math.floor(num_effective + 1e-6) + 1) * math.sqrt(squares) / (num_effective + 2)
-    least, largest = bounds or (-math.inf, math.inf)
-    return max(least, min(mean, shrunk - half)), min(largest, max(mean, shrunk + half))
+    half = get_t_quantile(count + 1) * math.sqrt(squares) / (num_effective + 2)
+    return max(low, min(mean, shrunk - half)), min(high, max(mean, shrunk + half))
 
 
 def get_t_quantile(degrees: int) -> float:
