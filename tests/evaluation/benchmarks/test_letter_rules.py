@@ -158,6 +158,7 @@ STRICT_VALUES = {
         "another letter": (0, "B is named"),
         **dict.fromkeys(("range in words", "percentage", "unicode minus", "number word"), (None, "a judge must say")),
         **dict.fromkeys(("refusal", "two answers", "denial"), (None, "none is named, or two: a judge must say")),
+        **dict.fromkeys(("other capitals", "mm:ss"), (None, "a letter within a sentence: a judge must say")),
     },
     "vstar": {
         "another letter": (0, "B"),
@@ -300,6 +301,7 @@ def test_longvideobench_random_fallback(tmp_path):
             "C can hardly be wrong",
             "not a green hat",
         ),
+        *("C is a distractor", "I refuse to say C", "Strike C", "Some would say C", "see exhibit C", "C overlooks it"),
         *("It is not, as far as I can see, C", "C? No.", "all but C", r"not \boxed{C}", "C is ruled out"),
     ],
 )

@@ -3,17 +3,19 @@
 import re
 from collections.abc import Iterator
 
+from saccade.data.source_row import OPTION_LETTERS
 from saccade.evaluation.benchmarks.base import (
     UNDECIDED,
     Benchmark,
     Grade,
     JudgePrompt,
+    grade_choice,
     grade_choice_lenient,
     group_by_extras,
 )
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
 from saccade.rewards.answer_types.denials import has_denial
-from saccade.rewards.answer_types.reader import clean_text, names_text, read_number
+from saccade.rewards.answer_types.reader import clean_text, names_text, read_letter, read_number
 from saccade.rewards.text_normalization import normalize_and_casefold, normalize_text
 from saccade.types import AnswerType, Task
 
@@ -43,9 +45,10 @@ def mmvu() -> Benchmark:
     """Define MMVU (Zhao et al. 2025, arXiv 2501.12380), the 1,000 validation questions.
 
     The published rule is a judge for both kinds of question (correct, true or false), so `strict` decides only clear
-    cases: a single named letter in an answer that denies nothing, and an open answer that equals the ground truth
-    ignoring case. Everything else is undecided. The lenient rule accepts an open answer that contains the ground truth
-    as whole words, or its number with the same unit, and denies nothing.
+    cases: a letter alone, announced or boxed in an answer that denies nothing, and an open answer that equals the
+    ground truth ignoring case. Everything else is undecided. The lenient rule also reads letters within sentences, and
+    accepts an open answer that contains the ground truth as whole words, or its number with the same unit, and denies
+    nothing.
     """
     return Benchmark(
         name="mmvu",
@@ -67,7 +70,9 @@ def mmvu() -> Benchmark:
 def _grade_strict(text: str, task: Task) -> Grade:
     text = clean_text(text)
     if task.options:
-        return UNDECIDED if has_denial(normalize_text(text)) else grade_choice_lenient(text, task, UNDECIDED)
+        # Not in prose: no list of denials is complete ("C is a distractor"), and a judge decides the rest.
+        letter = read_letter(text, OPTION_LETTERS[: len(task.options)], task.options)
+        return grade_choice(None if has_denial(normalize_text(text)) else letter, task, UNDECIDED)
     is_correct = _normalize_text(text) == _normalize_text(str(task.ground_truth))
     return Grade(extracted=text or None, value=1.0 if is_correct else None)
 
