@@ -6,6 +6,7 @@ import random
 import signal
 from dataclasses import replace
 
+import httpx
 import pytest
 import torch
 from error_cases import raises
@@ -23,7 +24,6 @@ from saccade.models.backbone import Backbone
 from saccade.runs import pipeline
 from saccade.testing import FakeMediaLoader, check_engine
 from saccade.types import FinishReason, GenerationRequest, Message, SamplingParams
-from saccade.utils.http_client import fetch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 each_weight_sync = pytest.mark.parametrize("weight_sync", ["files", pytest.param("gloo", marks=pytest.mark.soak)])
@@ -387,7 +387,8 @@ def test_already_expanded_ids_are_detected(vllm_server, backbone):
 
 
 async def read_metric(server, name):
-    text = (await asyncio.to_thread(fetch, f"{server.config.url}/metrics", timeout=30)).text
+    async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
+        text = (await client.get(f"{server.config.url}/metrics")).raise_for_status().text
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"vllm:{name}{{"))
 
 

@@ -35,7 +35,7 @@ class RunLock:
         self._is_held = False
 
     def __enter__(self) -> Self:
-        if self._folder.exists():
+        if self._folder.is_dir():
             self.acquire()
         return self
 
