@@ -412,6 +412,12 @@ CONTRADICTED += [
     "C conflicts with the video",
     "C is no longer possible",
     "\u6392\u9664C\u3002",  # exclude C
+    "\u5982\u679c\u662f\u7ea2\u7403\uff0c\u7b54\u6848\u5c31\u662fC",  # if it were red, the answer would be C
+    "\u6ca1\u6709\u51fa\u73b0C",  # C did not appear
+    "C: no evidence in the frames",
+    "C - no such thing",
+    "My previous answer, C, was wrong.",
+    "C turned out to be wrong",
     "C\u80af\u5b9a\u4e0d\u5bf9",  # C is certainly wrong
     "C\u9009\u9879\u6709\u8bef",  # option C is mistaken
     "A\u8fd8\u662fC\uff1f\u4e0d\u786e\u5b9a\u3002",  # A or C? Not sure.
@@ -432,6 +438,16 @@ HONEST_C += [
     "C instead of A",
     "C rather than A",
     "[[C]]",
+    "- C",
+    "Selected option: C",
+    "C - no doubt",
+    "\u7b54\uff1aC",  # answer: C
+    "C \u9009\u9879",  # option C
+    "\u9009\u62e9 (C) \u3002",  # choose (C)
+    "\u672c\u9898\u9009 C\u3002",  # choose C here
+    "\u7b54\u6848\u5e94\u4e3aC",  # the answer should be C
+    "A\u4e0d\u5bf9\uff0c\u5e94\u8be5\u662fC",  # A is wrong, it should be C
+    "A\u3001B\u3001D\u90fd\u4e0d\u5bf9\uff0c\u6240\u4ee5\u662fC",  # A, B and D are wrong, so it is C
     "\u3010C\u3011",
     "C\u9009\u9879\u6b63\u786e",  # option C is right
     "\u9009\u9879C\u662f\u6b63\u786e\u7684\u3002",
@@ -445,6 +461,7 @@ NUMBERS = [
     ("10 at most", (10,), None),
     ("10 people at least", (10,), None),
     ("10 max", (10,), None),
+    ("max. 10", (10,), None),
     ("10 minutes", (), 10),
     ("upwards of 10", (10,), None),
     ("less than or equal to 10", (10,), None),
@@ -624,6 +641,7 @@ NUMBERS = [
 SPANS = [
     ("Between 20 and 24 nothing happens.", ((20, 24),), None),
     ("From 20 to 24 the ball is not shown", ((20, 24),), None),
+    ("20 to 24 in frame numbers", ((20, 24),), None),
     ("20\u523024\u79d2\u4e4b\u95f4\u6ca1\u6709\u53d1\u751f", ((20, 24),), None),  # did not happen within
     ("20 to 24 s, not 30 to 34 s", ((30, 34),), (20, 24)),
     ("from 20 to 24, and it does not happen again", (), (20, 24)),
@@ -859,7 +877,15 @@ def test_there_is_one_list_of_denials(word):
         *(("C, although A is possible", None), ("C was my guess, but it is wrong", None), ("C, sorry, A", None)),
         *(("If it were red, the answer would be A", None), ("A through C", None), ("A-C", None), ("A over B", None)),
         *(("nothing suggests C", None), ("C lacks support", None), ("I disagree with C", None), ("I avoid C", None)),
-        *(("C++", None), ("C#", None), ("grade A+", None), ("D-Day", None), ("A+B", None), ("It has to be C", "C")),
+        *(
+            ("C++", None),
+            ("C#", None),
+            ("grade A+", None),
+            ("D-Day", None),
+            ("N/A", None),
+            ("A+B", None),
+            ("It has to be C", "C"),
+        ),
         *(
             ("A\u8fd8\u662fC", None),
             ("A\u548cC", None),

@@ -42,7 +42,7 @@ _BOXED = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 _BRACE = re.compile(r"(?<!\\)[{}]")  # `\{` is a literal character, not a grouping brace
 # Matches casefolded text. The bounded repeat and unambiguous spaces keep every match linear in the answer's length.
 _ANSWER_WORDS = "(?:answer|option|choice)"
-_CHINESE_LEAD_IN = "(?:答案|选项|选)(?:是|为)? ?:? ?"
+_CHINESE_LEAD_IN = "(?:答案?|选项|选择?)(?:应该?|应当)?(?:是|为)? ?:? ?"
 ANSWER_LEAD_IN = (
     rf"(?:(?:the )?(?:(?:final|correct|best|right) )*{_ANSWER_WORDS}(?: is)?(?: ?: ?| )|{_CHINESE_LEAD_IN}){{0,3}}"
 )

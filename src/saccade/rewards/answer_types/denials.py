@@ -42,8 +42,9 @@ _FILLER = re.compile(
 )
 _MATH_DENIAL = re.compile(rf"(?:\\(?:neq?|not)\b|[{_MARK}!]|!=|=/=)[^\w.]{{0,40}}\Z")
 _BE = (
-    "is|was|are|were|be|been|being|seems?|looks?|appears?|sounds?|would|must|might|could|can|should|does|did|do|has"
-    "|have|had|to|itself|also|clearly|definitely|certainly|obviously|simply|probably|therefore|thus|just|really|quite"
+    "is|was|are|were|be|been|being|turn(?:s|ed) out|seems?|looks?|appears?|sounds?|would|must|might|could|can|should"
+    "|does|did|do|has|have|had|to|itself|also|clearly|definitely|certainly|obviously|simply|probably|therefore|thus|just|really"
+    "|quite"
 )
 _VERDICT = (
     rf"(?:{_FALSE}|out|never|hardly|barely|scarcely|far from|{_REMOVED}|a mistake|fails?"
@@ -54,9 +55,9 @@ _VERDICT = (
 )
 _CLOSING = r"[)\]}>'\"*$.]{0,4}"
 _DENIAL_AFTER = re.compile(
-    rf"{_CLOSING}(?:(?:\s+(?:{_BE})\b){{1,5}}\s+(?:not|n't|neither|(?:a |an |the (?:only )?)?{_VERDICT})"
+    rf"{_CLOSING},?(?:(?:\s+(?:{_BE})\b){{1,5}}\s+(?:not|n't|neither|(?:a |an |the (?:only )?)?{_VERDICT})"
     rf"|(?:\s+(?:{_BE})\b){{0,5}}\s+(?:cannot|never|\w{{1,8}}n't)\b"
-    rf"|\s*(?:=|:|\(|\[|,|-+|\s)\s*(?:a |an |the )?{_VERDICT}"
+    rf"|\s*(?:=|:|\(|\[|,|-+|\s)\s*(?:a |an |the )?{_VERDICT}|\s*(?::|-+)\s*no\b(?! (?:doubt|question|problem))"
     rf"|\?+\s*(?:no|nope|wrong|not)\b|\s*[-(:]?\s*(?:[✗✘❌✖╳]|[\u4e00-\u9fff]{{0,6}}?(?:不(?!错)|没(?!错)|(?<!没)错|非(?!常)|有误|排除)))",
     re.IGNORECASE,
 )

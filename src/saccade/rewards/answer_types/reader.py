@@ -42,14 +42,17 @@ from saccade.rewards.text_normalization import ANSWER_LEAD_IN, Box, find_boxed, 
 
 MAX_CHARS = 10_000  # of a longer text only the last characters are read, from a blank on
 _ANNOUNCEMENT = re.compile(
-    r"(?:(?:\b(?:answer|ans(?=[.:] )|(?:correct|right|best|final|my) (?:option|choice|letter|result|value))\b|答案"
-    r"|正确选项)[>*_]*(?: (?:to|for) [^.:\n]{1,80}?)?(?:\s*\b(?:is|are|would be|should be|must be)\b|\s*[:：=＝是为选])"
-    r"|(?:故|应|我|因此|所以|[,，。])选择?(?=\W*[A-Ja-j]\b))[\s:：*]*",
+    r"(?:(?:\b(?:answer|ans(?=[.:] )|(?:correct|right|best|final|my|selected|chosen)[ _]"
+    r"(?:option|choice|letter|result|value))\b|答案|正确选项)[>*_]*(?: (?:to|for) [^.:\n]{1,80}?)?"
+    r"(?:\s*\b(?:is|are|would be|should be|must be)\b|\s*(?:应该?|应当|就)?[:：=＝是为选])"
+    r"|(?:(?:故|应|我|因此|所以|本题|[,，。])选择?|(?:应该?|所以|因此|而)是)(?=\W*[A-Ja-j]\b))[\s:：*]*",
     re.IGNORECASE,
 )
 # `If the ball were red, the answer would be A` announces nothing, unlike `If I had to choose, ...`.
 _HYPOTHETICAL = re.compile(
-    r"\b(?:if|unless)\b(?! (?:i|we|you|one)\b)[^.!?\n]*\b(?:answer|option|choice)\s+would be\W*\Z", re.I
+    r"\b(?:if|unless)\b(?! (?:i|we|you|one)\b)[^.!?\n]*\b(?:answer|option|choice)\s+would be\W*\Z"
+    r"|(?:如果|假如|要是|倘若)(?!必须|一定)[^。！？\n]*答案\w{0,3}\W*\Z",
+    re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|[。！？\n]")
 _STRUCK_OUT = re.compile(
@@ -174,8 +177,8 @@ _LEAD_IN = (
     rf"|i(?:'?ll|'?d| will| would)? (?:choose|pick|select|go with) )?{_CONFIDENCE}?{ANSWER_LEAD_IN}"
 )
 _LETTER_ALONE = re.compile(
-    rf"{_LEAD_IN}(?:letter )?(?:[(\[{{「【] ?){{0,2}}([a-z])(?: ?[)\]}}」】]){{0,2}}[)\]}}」】.:,;!。、✅✓✔]*"
-    r"(?: ?[✅✓✔]|(?:选项)?(?:是?(?:正)?确的?)?。?)?"
+    rf"(?:[-•] )?{_LEAD_IN}(?:letter )?(?:[(\[{{「【] ?){{0,2}}([a-z])(?: ?[)\]}}」】]){{0,2}}[)\]}}」】.:,;!。、✅✓✔]*"
+    r"(?: ?[✅✓✔]| ?(?:选项)?(?:是?(?:正)?确的?)?。?)?"
 )
 _LEAD_IN_PATTERN = re.compile(_LEAD_IN)
 _LABELED_OPTION = re.compile(rf"{ANSWER_LEAD_IN}[(\[]?([a-z])(?:[)\]][.:]? ?|[.:,] ?| ?- ?| )(\S.*)")
@@ -187,7 +190,7 @@ _CORRECT = "(?:correct|right|best|answer|true)"
 # An answer with an explanation after it: `C. Because ...`, `(C) The ...`, `C because ...`, `C is correct. ...`
 _OPENING = re.compile(
     rf"{ANSWER_LEAD_IN}(?P<letter>[(\[]?([a-z])[)\]]?)(?: is(?: the)? {_CORRECT}(?: {_ANSWER_WORD})?)?"
-    r"(?:(?:(?<=[)\]])[.:]?|[.;:!])(?: |\n|$)|\n|$| - |[,，。]?(?=因为)|。"
+    r"(?:(?:(?<=[)\]])[.:]?|[.;:!])(?: |\n|$)|\n|$| - |[,，。]?(?=因为|而不是|而非)|。"
     r"|,? (?=(?:not|instead of|rather than)(?: option)? [(\[]?(?-i:[A-J])\b)"
     r"|[,.]? ?[(]?(?=(?:because|since|given|due to|as (?:it|the|this|there|only|in|all))\b))",
     re.IGNORECASE,
@@ -306,7 +309,7 @@ class _LetterReader:
         }
         self._words = {letter: _split_words(text) for letter, text in self._texts.items()}
         self._pattern = re.compile(
-            rf"(?<![A-Za-z0-9])(?:[(\[]([{letters}{letters.lower()}])[)\]]|([{letters}])(?!['’]?[A-Za-z0-9]|\+\+|#|\+(?![\s\w])|-[A-Za-z]{{2}}))"
+            rf"(?<![A-Za-z0-9])(?<!\b[Nn]/)(?:[(\[]([{letters}{letters.lower()}])[)\]]|([{letters}])(?!['’]?[A-Za-z0-9]|\+\+|#|\+(?![\s\w])|-[A-Za-z]{{2}}))"
         )
         quoted = sorted((re.escape(text) for text in self._texts.values() if len(text) > 1), key=len, reverse=True)
         # `it is red.` claims an option by its text
@@ -599,7 +602,7 @@ _AMBIGUOUS = re.compile(
     r"|cubed|root|factorial)\b"
     rf"|#\s*(?:(?:k|mn|bn|tn|mio|mrd|mil|π|pi)\b|[π万萬亿億千百兆만억조천백])|#[xob][#\d]|[\u0335-\u0338]"  # struck out
     rf"|#[\s-]*(?:and\s+)?(?:a\s+)?\b(?:{_FRACTION_WORDS})\b|\b(?:{_FRACTION_WORDS})\s+of\s+(?:the\s+|a\s+)?#"
-    rf"|\b{_FUNCTIONS}\b(?:\s+(?:of|value))*[\s({{\[]*#|[$€£¥₩₹]\s*#\s?[mb]\b|#\s?[xyznie]\b(?!\s*[a-z])"
+    rf"|\b{_FUNCTIONS}\b\.?(?:\s+(?:of|value))*[\s({{\[]*#|[$€£¥₩₹]\s*#\s?[mb]\b|#\s?[xyznie]\b(?!\s*[a-z])"
     r"|#[)\s]*(?:[-+*/×÷:x^·⋅•∙⁄∕∗.]+|\b(?:times|plus|minus|point|over|by|divided by)\b)\s*-?#|#\s+#|#\s*[)\]]\s*\^"
     r"|[±∓√∛⌊⌈<>≤≥≠∞⩽⩾≦≧≲≳≪≫≮≯⪅⪆≶≷¬]|!\s*=|#\s?!|#[()\s]*\?|\+\s*/\s*-|-[\s({\[]*#"
     r"|\b(?:not|never|except|neither|nor|none)\b|n't\b|\|[\s-]*#\s*\||#[\s-]*(?:score|(?:degrees\s+)?below)\b"
@@ -683,7 +686,7 @@ _MAX_SECONDS = 1e7
 _COMMA = re.compile(r"\s*,\s*")
 _OTHER_UNIT = r"(?:m|min(?:ute)?s?|h|hrs?|hours?|ms|msecs?|milliseconds?|days?|frames?|scenes?|pages?|percent)"
 _AFTER_SPAN = re.compile(
-    rf"{_UNIT}(?![0-9a-z_:%^/]|\.\d|['′]\s*\d)(?! \d{{3}}\b)(?!\s*(?:%|\?|{_OTHER_UNIT}(?![a-z])))"
+    rf"{_UNIT}(?![0-9a-z_:%^/]|\.\d|['′]\s*\d)(?! \d{{3}}\b)(?!\s*(?:%|\?|(?:in )?{_OTHER_UNIT}(?![a-z])))"
 )
 _UNIT_AFTER_BOX = re.compile(rf"[\s$)}}*\\,!]{{0,8}}{_OTHER_UNIT}\b")
 # `frames 4-8`, `minutes: 4 to 8`, `frame numbers 4-8`
