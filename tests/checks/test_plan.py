@@ -22,6 +22,7 @@ from saccade.checks.estimates import (
     estimate_rollouts,
     estimate_sft_training,
     estimate_tokens,
+    estimate_waves,
     resolve_model_sizes,
 )
 from saccade.checks.plan import build_plan, format_bytes
@@ -231,6 +232,35 @@ def test_tree_sizes_match_packing(prompt, branch, count, row):
     ]
 
 
+@pytest.mark.parametrize(
+    ("rows", "micro_batch_size", "num_ranks", "num_waves", "busy", "longest"),
+    [
+        ((8, 8, 8, 8), 1, 2, 2, 32, 16),
+        ((8, 4, 4), 1, 2, 2, 16, 12),  # the second wave has one micro-batch
+        ((8, 4, 4), 1, 16, 1, 16, 8),  # and thirteen ranks have none
+        ((8, 7, 6, 5, 4), 2, 2, 2, 8 + 7 + 6 + 2 * 5, 10 + 7),  # 1 + 1 + 1 + 2 rows, padded to the longer
+    ],
+)
+def test_waves_of_a_step(rows, micro_batch_size, num_ranks, num_waves, busy, longest):
+    training = TrainingCost(
+        unpacked_tokens=99, visual_tokens=9, row_tokens=rows, micro_batch_size=min(micro_batch_size, len(rows))
+    )
+    waves, idle_share = estimate_waves(training, num_ranks)
+    assert waves == num_waves
+    assert idle_share == pytest.approx(1 - busy / (num_ranks * longest))
+
+
+def test_nodes_have_copies_of_the_weights_and_share_the_micro_batches():
+    recipe, sizes, episode_size = estimate_recipe("paravt/para_grpo")
+    training = estimate_rl_training(recipe, episode_size)
+    one, four = (estimate_memory(recipe, sizes, recipe.rl.optim, training, gpus=8, nodes=nodes) for nodes in (1, 4))
+    assert one == four
+    alone = estimate_memory(recipe, sizes, recipe.rl.optim, training, nodes=2)
+    assert alone.master_weights == 0  # weights are stored in float32, as in every divided training
+    counts = [estimate_waves(training, 8 * nodes)[0] for nodes in (1, 2, 4, 128)]
+    assert counts == [math.ceil(training.num_rows / (8 * nodes)) for nodes in (1, 2, 4, 128)]
+
+
 # ---- memory --------------------------------------------------------------------------------------------------------
 
 
@@ -343,15 +373,7 @@ def test_activations_match_a_real_forward_pass(tmp_path, family, checkpointing):
         forward(backbone, batch, load_pixels=FakeMediaLoader().load_pixels, temperature=1.0)
     weights = {parameter.untyped_storage().data_ptr() for parameter in backbone.model.parameters()}
     found = sum(tensor.untyped_storage().nbytes() for place, tensor in held.items() if place not in weights)
-    passed = TrainingCost(
-        unpacked_tokens=2 * T,
-        packed_tokens=2 * T,
-        visual_tokens=2 * 256,
-        num_rows=2,
-        micro_batch_size=2,
-        num_micro_batches=1,
-        max_row_tokens=T,
-    )
+    passed = TrainingCost(unpacked_tokens=2 * T, visual_tokens=2 * 256, row_tokens=(T, T), micro_batch_size=2)
     recipe = load_recipe("tiny/para_grpo", [f"model.path={tmp_path}"])
     estimate = estimate_memory(recipe, resolve_model_sizes(recipe), recipe.rl.optim, passed)
     if checkpointing:  # the layer that is computed again comes in the backward pass
@@ -412,20 +434,31 @@ def test_check_names_every_bad_recipe(tmp_path):
     )
     done = run("recipes", "check", tmp_path / "typo.yaml", tmp_path / "good.yaml", tmp_path / "large.yaml", "tiny/non")
     assert done.exit_code == 1
-    first, second, third = done.stderr.splitlines()
-    assert "typo.yaml: " in first
-    assert "anchor_wieght" in first
-    assert "large.yaml: " in second
-    assert "environment.settings.max_context_tokens" in second
-    assert "tiny/non" in third
+    unknown, typo, large = done.stderr.splitlines()  # what can't be loaded comes first
+    assert "tiny/non" in unknown
+    assert "typo.yaml: " in typo
+    assert "anchor_wieght" in typo
+    assert "large.yaml: " in large
+    assert "environment.settings.max_context_tokens" in large
     assert "good.yaml" in done.stdout
 
 
 def test_check_takes_settings_and_assumptions():
     output = good(
-        "recipes", "check", "paravt/para_grpo", "rl.group_size=4", "--gpus", 8, "--video", "640x360", "--reply", 9
+        "recipes",
+        "check",
+        "paravt/para_grpo",
+        "rl.group_size=4",
+        "--gpus",
+        8,
+        "--nodes",
+        3,
+        "--video",
+        "640x360",
+        "--reply",
+        9,
     )
-    assert {"28", "8", "640x360"} <= {*output.replace(",", " ").split()}
+    assert {"28", "8", "3", "24", "640x360"} <= {*output.replace(",", " ").split()}
     fail(ConfigError, "recipes", "check", "--video", "wide", key="--video", value="wide")
 
 

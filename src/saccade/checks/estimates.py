@@ -28,7 +28,7 @@ from saccade.models.model_sizes import ModelSizes, compute_published_sizes, comp
 from saccade.models.policy import MAX_LOGITS_PER_CHUNK
 from saccade.protocols import PixelBudget
 from saccade.rollouts.components import resolve_settings, resolve_tool_settings
-from saccade.training.packing import PrefixTree, bin_pack
+from saccade.training.packing import PrefixTree, bin_pack, split_rows
 from saccade.types import Message
 
 Medium = Literal["video", "image"]
@@ -272,12 +272,29 @@ class TrainingCost:
     """The training of a step: tokens with one row per conversation, and the rows packed with shared prefixes."""
 
     unpacked_tokens: int
-    packed_tokens: int
     visual_tokens: int
-    num_rows: int
+    row_tokens: tuple[int, ...]  # the longest row first
     micro_batch_size: int
-    num_micro_batches: int
-    max_row_tokens: int
+
+    @property
+    def packed_tokens(self) -> int:
+        """Tokens of all rows."""
+        return sum(self.row_tokens)
+
+    @property
+    def num_rows(self) -> int:
+        """Packed rows."""
+        return len(self.row_tokens)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of one process."""
+        return math.ceil(self.num_rows / self.micro_batch_size)
+
+    @property
+    def max_row_tokens(self) -> int:
+        """Tokens of the longest row."""
+        return self.row_tokens[0]
 
     @property
     def max_row_visual_tokens(self) -> int:
@@ -381,13 +398,23 @@ def _estimate_training(
     rows = bin_pack(trees, settings.pack_length)
     return TrainingCost(
         unpacked_tokens=unpacked_tokens,
-        packed_tokens=sum(tree_sizes),
         visual_tokens=visual_tokens,
-        num_rows=len(rows),
+        row_tokens=tuple(sorted((sum(tree.num_tokens for tree in row) for row in rows), reverse=True)),
         micro_batch_size=min(len(rows), settings.micro_batch_size),
-        num_micro_batches=math.ceil(len(rows) / settings.micro_batch_size),
-        max_row_tokens=max(sum(tree.num_tokens for tree in row) for row in rows),
     )
+
+
+def estimate_waves(training: TrainingCost, num_ranks: int) -> tuple[int, float]:
+    """Return the waves of a pass over a step's micro-batches, and the share of the ranks' time without one.
+
+    A micro-batch takes time by its tokens with padding; a wave as long as its longest. What ranks do together in each
+    step, such as the optimizer's update, isn't counted.
+    """
+    parts = split_rows(training.num_rows, training.micro_batch_size, num_ranks)
+    lengths = [(part.stop - part.start) * training.row_tokens[part.start] for part in parts]
+    lengths.sort(reverse=True)
+    waves = lengths[::num_ranks]
+    return len(waves), 1 - sum(lengths) / (num_ranks * sum(waves))
 
 
 def compute_tree_sizes(conversation: ConversationSize, num_episodes: int, pack_length: int) -> list[int]:
@@ -407,8 +434,10 @@ def compute_tree_sizes(conversation: ConversationSize, num_episodes: int, pack_l
 # ---- memory --------------------------------------------------------------------------------------------------------
 
 
-def estimate_state(recipe: Recipe, sizes: ModelSizes, optim: OptimizerConfig, *, gpus: int = 1) -> dict[str, int]:
-    """Estimate the bytes of the weights and of all that training stores per weight, on each of `gpus` GPUs.
+def estimate_state(
+    recipe: Recipe, sizes: ModelSizes, optim: OptimizerConfig, *, gpus: int = 1, nodes: int = 1
+) -> dict[str, int]:
+    """Estimate the bytes of the weights and of all that training stores per weight, on each of a node's `gpus` GPUs.
 
     Several GPUs divide the weights in float32, so there is no master copy; a frozen vision tower isn't divided. What is
     gathered at a time counts as weights and gradients: the root unit (all but the language layers) and two layers, one
@@ -418,7 +447,7 @@ def estimate_state(recipe: Recipe, sizes: ModelSizes, optim: OptimizerConfig, *,
     trained, num_matrix = sizes.count_trained_parameters(recipe.model)
     # AdamW has two moments per parameter, Muon one.
     num_muon = num_matrix if optim.name == "muon" else 0
-    if gpus > 1:
+    if gpus * nodes > 1:
         num_weights = sizes.num_parameters + (trained if recipe.model.lora_rank else 0)
         num_vision, num_layers = sizes.count_vision_parameters(), sizes.count_layer_parameters()
         num_undivided = num_vision if recipe.model.lora_rank or recipe.model.trained_weights != "all" else 0
@@ -446,9 +475,10 @@ def estimate_memory(
     training: TrainingCost,
     *,
     gpus: int = 1,
+    nodes: int = 1,
     kl: KlConfig | None = None,
 ) -> MemoryEstimate:
-    """Estimate training memory on each of `gpus` GPUs, with the reference weights that `kl` needs."""
+    """Estimate training memory on each of `gpus` GPUs of each node, with the reference weights that `kl` needs."""
     size = DTYPE_BYTES[recipe.model.dtype]
     B, T, Q = training.micro_batch_size, training.max_row_tokens, MAX_ATTENTION_QUERIES
     # Each call of attention, of at most Q queries, has its own mask.
@@ -467,8 +497,8 @@ def estimate_memory(
     mask = B * T * T
     trained, _ = sizes.count_trained_parameters(recipe.model)
     has_reference = kl is not None and kl.reference_device == "device" and bool(kl.loss_coef or kl.reward_coef)
-    state = estimate_state(recipe, sizes, optim, gpus=gpus)
-    reference_size = size if gpus == 1 else _FLOAT32_BYTES
+    state = estimate_state(recipe, sizes, optim, gpus=gpus, nodes=nodes)
+    reference_size = size if gpus * nodes == 1 else _FLOAT32_BYTES
     state["reference_weights"] = trained * reference_size // gpus if has_reference else 0
     logits = _LOGITS_COPIES * _FLOAT32_BYTES * min(B * T * sizes.vocab_size, MAX_LOGITS_PER_CHUNK)
     saved = mask + (checkpointed if recipe.model.activation_checkpointing else activations)

@@ -14,6 +14,7 @@ from saccade.checks.estimates import (
     estimate_rl_training,
     estimate_rollouts,
     estimate_sft_training,
+    estimate_waves,
     resolve_assumptions,
     resolve_model_sizes,
 )
@@ -35,10 +36,17 @@ TableRow = tuple[str, str, str]  # name, amount, composition
 
 
 def build_plan(
-    name: str, recipe: Recipe, assumptions: PlanAssumptions, *, gpus: int = 1, model_root: Path = Path()
+    name: str,
+    recipe: Recipe,
+    assumptions: PlanAssumptions,
+    *,
+    gpus: int = 1,
+    nodes: int = 1,
+    model_root: Path = Path(),
 ) -> list[Table]:
     """Build the plan of a recipe: a summary, and one step of each stage that the recipe configures.
 
+    The `gpus` of a node divide the weights, and each of the `nodes` has a copy.
     A step of a recipe with several environments is planned once for each, as if all tasks selected it; the memory is
     that of the largest. Raises SaccadeError for a recipe that can't be planned.
     """
@@ -59,11 +67,12 @@ def build_plan(
             else:
                 training = estimate_sft_training(recipe, episode)
                 title, rows = f"One SFT step{suffix}", _build_training_rows(training)
+            rows += _build_wave_rows(training, gpus * nodes)
             tables.append(Table(title=title, header=("", "", ""), rows=tuple(rows)))
             kl = recipe.rl.kl if stage == "RL" else None
-            memory.append(estimate_memory(recipe, sizes, optim, training, gpus=gpus, kl=kl))
+            memory.append(estimate_memory(recipe, sizes, optim, training, gpus=gpus, nodes=nodes, kl=kl))
         estimates[stage] = max(memory, key=lambda estimate: estimate.peak)
-    return [*tables, _build_memory_table(recipe, estimates, gpus)] if estimates else tables
+    return [*tables, _build_memory_table(recipe, estimates, gpus, nodes)] if estimates else tables
 
 
 def summarize_recipe(
@@ -147,7 +156,15 @@ def _build_training_rows(cost: TrainingCost) -> list[TableRow]:
     return rows
 
 
-def _build_memory_table(recipe: Recipe, estimates: dict[str, MemoryEstimate], gpus: int) -> Table:
+def _build_wave_rows(cost: TrainingCost, num_ranks: int) -> list[TableRow]:
+    if num_ranks == 1:
+        return []
+    num_waves, idle_share = estimate_waves(cost, num_ranks)
+    idle = f"one micro-batch for each of {num_ranks:,} GPUs; they wait {idle_share:.0%} of the time for each other's"
+    return [("waves of micro-batches", f"{num_waves:,}", idle)]
+
+
+def _build_memory_table(recipe: Recipe, estimates: dict[str, MemoryEstimate], gpus: int, nodes: int) -> Table:
     amounts = [asdict(estimate) for estimate in estimates.values()]
     labels = {name: name.replace("_", " ") for name in amounts[0]} | {
         "activations": "activations, all saved",
@@ -157,7 +174,10 @@ def _build_memory_table(recipe: Recipe, estimates: dict[str, MemoryEstimate], gp
     unused = "activations" if recipe.model.activation_checkpointing else "checkpointed_activations"
     labels[unused] = f"({labels[unused]})"  # not part of the peak
     rows = tuple((label, *(format_bytes(by_name[name]) for by_name in amounts)) for name, label in labels.items())
-    device = f"each of {gpus} GPUs" if gpus > 1 else f"one {'process' if recipe.model.device == 'cpu' else 'GPU'}"
+    device = (
+        f"each of {gpus} GPUs" if gpus * nodes > 1 else f"one {'process' if recipe.model.device == 'cpu' else 'GPU'}"
+    )
+    device += f" of each of {nodes} nodes" if nodes > 1 else ""
     return Table(title=f"Estimated training memory of {device}", header=("", *estimates), rows=rows)
 
 

@@ -89,7 +89,8 @@ def _check(
             autocompletion=complete_recipe_or_setting,
         ),
     ] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that training is sharded over.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of a node, among which training divides the model.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes; each has a copy of the divided model.")] = 1,
     video: Annotated[str, typer.Option(help="Size of a video, width x height in pixels.")] = "1920x1080",
     question: Annotated[int, typer.Option(min=0, help="Tokens of a question with its options.")] = 64,
     reply: Annotated[int | None, typer.Option(min=1, help="Tokens of a usual reply; the maximum by default.")] = None,
@@ -124,7 +125,7 @@ def _check(
         try:
             check_recipe(recipe)
             # The model path of a run's recipe is relative to the run's folder.
-            print_tables(build_plan(name, recipe, assumptions, gpus=gpus, model_root=Path(name).parent))
+            print_tables(build_plan(name, recipe, assumptions, gpus=gpus, nodes=nodes, model_root=Path(name).parent))
         except SaccadeError as error:
             report_failure(name, error)
     if len(failed) < len(recipe_names):

@@ -138,12 +138,20 @@ def pack(
     rows = bin_pack(build_prefix_trees(samples, pack_length), pack_length)
     # Rows of similar length share a micro-batch, which minimizes padding.
     rows.sort(key=lambda row: -sum(tree.num_tokens for tree in row))
-    rounds = -(-len(rows) // (micro_batch_size * num_parallel_micro_batches))
-    count = min(len(rows), rounds * num_parallel_micro_batches)
-    ends = [len(rows) * (i + 1) // count for i in range(count)]
-    return [
-        build_batch(samples, rows[start:end], compute_positions) for start, end in zip([0, *ends], ends, strict=False)
-    ]
+    parts = split_rows(len(rows), micro_batch_size, num_parallel_micro_batches)
+    return [build_batch(samples, rows[part], compute_positions) for part in parts]
+
+
+def split_rows(num_rows: int, micro_batch_size: int, num_parallel_micro_batches: int) -> list[slice]:
+    """Divide rows into micro-batches; see `pack`.
+
+    >>> split_rows(5, 2, 2)
+    [slice(0, 1, None), slice(1, 2, None), slice(2, 3, None), slice(3, 5, None)]
+    """
+    rounds = -(-num_rows // (micro_batch_size * num_parallel_micro_batches))
+    count = min(num_rows, rounds * num_parallel_micro_batches)
+    ends = [num_rows * (i + 1) // count for i in range(count)]
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def build_batch(
