@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -233,17 +234,22 @@ def test_tree_sizes_match_packing(prompt, branch, count, row):
 
 
 @pytest.mark.parametrize(
-    ("rows", "micro_batch_size", "num_ranks", "num_waves", "busy", "longest"),
+    ("rows", "micro_batch_size", "num_mini_batches", "num_ranks", "num_waves", "busy", "longest"),
     [
-        ((8, 8, 8, 8), 1, 2, 2, 32, 16),
-        ((8, 4, 4), 1, 2, 2, 16, 12),  # the second wave has one micro-batch
-        ((8, 4, 4), 1, 16, 1, 16, 8),  # and thirteen ranks have none
-        ((8, 7, 6, 5, 4), 2, 2, 2, 8 + 7 + 6 + 2 * 5, 10 + 7),  # 1 + 1 + 1 + 2 rows, padded to the longer
+        ((8, 8, 8, 8), 1, 1, 2, 2, 32, 16),
+        ((8, 4, 4), 1, 1, 2, 2, 16, 12),  # the second wave has one micro-batch
+        ((8, 4, 4), 1, 1, 16, 1, 16, 8),  # and thirteen ranks have none
+        ((8, 7, 6, 5, 4), 2, 1, 2, 2, 8 + 7 + 6 + 2 * 5, 10 + 7),  # 1 + 1 + 1 + 2 rows, padded to the longer
+        ((8, 7, 6, 5), 1, 2, 4, 2, 26, 8 + 7),  # a wave for each of two mini-batches
     ],
 )
-def test_waves_of_a_step(rows, micro_batch_size, num_ranks, num_waves, busy, longest):
+def test_waves_of_a_step(rows, micro_batch_size, num_mini_batches, num_ranks, num_waves, busy, longest):
     training = TrainingCost(
-        unpacked_tokens=99, visual_tokens=9, row_tokens=rows, micro_batch_size=min(micro_batch_size, len(rows))
+        unpacked_tokens=99,
+        visual_tokens=9,
+        row_tokens=rows,
+        micro_batch_size=min(micro_batch_size, len(rows)),
+        num_mini_batches=num_mini_batches,
     )
     waves, idle_share = estimate_waves(training, num_ranks)
     assert waves == num_waves
@@ -259,6 +265,25 @@ def test_nodes_have_copies_of_the_weights_and_share_the_micro_batches():
     assert alone.master_weights == 0  # weights are stored in float32, as in every divided training
     counts = [estimate_waves(training, 8 * nodes)[0] for nodes in (1, 2, 4, 128)]
     assert counts == [math.ceil(training.num_rows / (8 * nodes)) for nodes in (1, 2, 4, 128)]
+
+
+def test_waves_in_the_docs_are_todays():
+    header, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (Path(__file__).parents[2] / "docs/scaling.md").read_text().splitlines()
+        if line.startswith("|")
+    ]
+    for name, num_rows, *cells in rows:
+        recipe_name, *options = name.strip("`").split()
+        values = dict(zip(options[::2], map(int, options[1::2]), strict=True))
+        assumptions = {"reply_tokens": values.get("--reply"), "calls_per_turn": values.get("--calls")}
+        recipe, _, episode_size = estimate_recipe(recipe_name, **assumptions)
+        estimate = estimate_sft_training if recipe_name.endswith("/sft") else estimate_rl_training
+        training = estimate(recipe, episode_size)
+        assert int(num_rows) == training.num_rows
+        for num_ranks, cell in zip(header[2:], cells, strict=True):
+            num_waves, idle_share = estimate_waves(training, int(num_ranks.replace(",", "")))
+            assert cell == f"{num_waves} ({idle_share:.0%})", (name, num_ranks)
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------

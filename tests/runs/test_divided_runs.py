@@ -1,5 +1,6 @@
 """`saccade sft` and `saccade rl` in several processes: through `--nproc` and through torchrun."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -68,13 +69,14 @@ def read_steps(run, stage):
 
 
 @pytest.mark.slow
-def test_rl_samples_from_the_divided_weights(folder):
-    model = ("--model", folder / "model", "--data", folder / "data", "--out", folder / "rl")
-    finish(start(TORCHRUN, folder, "rl", "tiny/para_grpo", *model, "rl.steps=2", "rl.save_every=1"))
-    assert read_steps(folder / "rl", "rl") == [1, 2]
+def test_rl_after_sft_samples_from_the_divided_weights(folder):
+    model = ("--model", folder / "model", "--data", folder / "data", "--out", folder / "rl", "--stage", "sft,rl")
+    steps = ("sft.steps=1", "rl.steps=2", "rl.save_every=1", "rl.kl.loss_coef=0.1")
+    finish(start(TORCHRUN, folder, "train", "tiny/para_grpo", *model, *steps))
+    assert [read_steps(folder / "rl", stage) for stage in ("sft", "rl")] == [[1], [1, 2]]
     rows = [json.loads(line) for line in (folder / "rl" / "metrics.jsonl").read_text().splitlines()]
     # The engine's copy has the weights of the version: the trainer finds the logprobs that the engine reported.
-    updated = [row for row in rows if row.get("updates")]
+    updated = [row for row in rows if row["stage"] == "rl" and row["updates"]]
     assert all(row["engine_trainer_logprob_diff_max"] < 1e-3 for row in updated)
     assert find_newest_checkpoint(folder / "rl" / "rl").step == 2
 
@@ -108,8 +110,13 @@ def test_a_rank_that_hangs_ends_the_job_after_the_timeout(folder):
     process = start(program, folder, "sft", "tiny/para_grpo", *model, *settings)
     saved = folder / "hung" / "sft"
     block_until(lambda: find_newest_checkpoint(saved) is not None or process.poll() is not None)
-    os.kill(find_rank(process.pid, 1), signal.SIGSTOP)
-    stderr = finish(process, returncode=1)
+    rank = find_rank(process.pid, 1)
+    os.kill(rank, signal.SIGSTOP)
+    try:
+        stderr = finish(process, returncode=1)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
     assert "Traceback" not in stderr
     assert "--resume" in stderr.strip().splitlines()[-1]
     newest = find_newest_checkpoint(saved)

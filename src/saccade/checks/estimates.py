@@ -275,6 +275,7 @@ class TrainingCost:
     visual_tokens: int
     row_tokens: tuple[int, ...]  # the longest row first
     micro_batch_size: int
+    num_mini_batches: int = 1  # optimizer steps of a pass
 
     @property
     def packed_tokens(self) -> int:
@@ -401,20 +402,24 @@ def _estimate_training(
         visual_tokens=visual_tokens,
         row_tokens=tuple(sorted((sum(tree.num_tokens for tree in row) for row in rows), reverse=True)),
         micro_batch_size=min(len(rows), settings.micro_batch_size),
+        num_mini_batches=min(len(rows), settings.mini_batches) if isinstance(settings, RlConfig) else 1,
     )
 
 
 def estimate_waves(training: TrainingCost, num_ranks: int) -> tuple[int, float]:
     """Return the waves of a pass over a step's micro-batches, and the share of the ranks' time without one.
 
-    A micro-batch takes time by its tokens with padding; a wave as long as its longest. What ranks do together in each
-    step, such as the optimizer's update, isn't counted.
+    A micro-batch takes time by its tokens with padding; a wave as long as its longest. Mini-batches have equal shares
+    of the rows. What ranks do together, such as the optimizer's update, isn't counted.
     """
-    parts = split_rows(training.num_rows, training.micro_batch_size, num_ranks)
-    lengths = [(part.stop - part.start) * training.row_tokens[part.start] for part in parts]
-    lengths.sort(reverse=True)
-    waves = lengths[::num_ranks]
-    return len(waves), 1 - sum(lengths) / (num_ranks * sum(waves))
+    num_tokens, waves = 0, list[int]()
+    for first in range(training.num_mini_batches):
+        row_tokens = training.row_tokens[first :: training.num_mini_batches]
+        parts = split_rows(len(row_tokens), training.micro_batch_size, num_ranks)
+        lengths = sorted((len(row_tokens[part]) * row_tokens[part.start] for part in parts), reverse=True)
+        num_tokens += sum(lengths)
+        waves += lengths[::num_ranks]
+    return len(waves), 1 - num_tokens / (num_ranks * sum(waves))
 
 
 def compute_tree_sizes(conversation: ConversationSize, num_episodes: int, pack_length: int) -> list[int]:

@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import Store
 
 from saccade.errors import RunError, SaccadeError, convert_errors
 
-_ORDER_TIMEOUT = timedelta(days=7)  # a rank waits for its next order while rank 0 collects rollouts
+_ORDER_TIMEOUT = timedelta(days=7)  # of the ranks that wait for an order while rank 0 collects rollouts
 _FAILURE_KEY, _RECEIVED_KEY = "saccade/failure", "saccade/failure_received"
 _FAILURE_SECONDS = 5.0  # in which a failing rank's reason arrives
 _STOP = "stop"
@@ -167,6 +167,7 @@ def _shorten(error: RuntimeError) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-def create_control_group() -> Any:
-    """Return the group over which orders are sent, through the CPU."""
-    return distributed.new_group(backend="gloo", timeout=_ORDER_TIMEOUT)
+def create_control_group(timeout: timedelta) -> Any:
+    """Return the group over which orders are sent, through the CPU; rank 0 waits at most `timeout` for each receipt."""
+    # Each process has its own timeout.
+    return distributed.new_group(backend="gloo", timeout=_ORDER_TIMEOUT if distributed.get_rank() else timeout)

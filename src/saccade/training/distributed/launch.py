@@ -47,7 +47,7 @@ def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
         return
     with convert_errors(RunError, "the training processes can't connect", key="torchrun"):
         store, rank, world_size = next(rendezvous("env://"))
-        device_type = torch.device(settings.device).type
+        device_type, timeout = torch.device(settings.device).type, timedelta(seconds=settings.process_timeout)
         if device_type == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         distributed.init_process_group(
@@ -55,9 +55,9 @@ def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
             store=store,
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=settings.process_timeout),
+            timeout=timeout,
         )
-        control_group = create_control_group()
+        control_group = create_control_group(timeout)
         worker = Worker(_create_mesh(device_type))
     try:
         if rank:

@@ -54,7 +54,10 @@ class Worker:
         return backbone
 
     def load_model(self, settings: ModelConfig) -> Backbone:
-        """Divide the model that rank 0 has read."""
+        """Divide the model that rank 0 has read; an earlier stage's model and optimizer are freed before."""
+        for name in ("backbone", "optimizer"):
+            vars(self).pop(name, None)
+        self._reference = []
         torch.set_num_threads(max(1, settings.num_threads // self._mesh.shape[-1]))
         self.backbone = self._divide_model(settings)
         return self.backbone
