@@ -247,7 +247,7 @@ def test_waves_of_a_step(rows, micro_batch_size, num_mini_batches, num_ranks, nu
     training = TrainingCost(
         unpacked_tokens=99,
         visual_tokens=9,
-        row_tokens=rows,
+        row_lengths=rows,
         micro_batch_size=min(micro_batch_size, len(rows)),
         num_mini_batches=num_mini_batches,
     )
@@ -398,7 +398,7 @@ def test_activations_match_a_real_forward_pass(tmp_path, family, checkpointing):
         forward(backbone, batch, load_pixels=FakeMediaLoader().load_pixels, temperature=1.0)
     weights = {parameter.untyped_storage().data_ptr() for parameter in backbone.model.parameters()}
     found = sum(tensor.untyped_storage().nbytes() for place, tensor in held.items() if place not in weights)
-    passed = TrainingCost(unpacked_tokens=2 * T, visual_tokens=2 * 256, row_tokens=(T, T), micro_batch_size=2)
+    passed = TrainingCost(unpacked_tokens=2 * T, visual_tokens=2 * 256, row_lengths=(T, T), micro_batch_size=2)
     recipe = load_recipe("tiny/para_grpo", [f"model.path={tmp_path}"])
     estimate = estimate_memory(recipe, resolve_model_sizes(recipe), recipe.rl.optim, passed)
     if checkpointing:  # the layer that is computed again comes in the backward pass

@@ -273,19 +273,19 @@ class TrainingCost:
 
     unpacked_tokens: int
     visual_tokens: int
-    row_tokens: tuple[int, ...]  # the longest row first
+    row_lengths: tuple[int, ...]  # the longest row first
     micro_batch_size: int
     num_mini_batches: int = 1  # optimizer steps of a pass
 
     @property
     def packed_tokens(self) -> int:
         """Tokens of all rows."""
-        return sum(self.row_tokens)
+        return sum(self.row_lengths)
 
     @property
     def num_rows(self) -> int:
         """Packed rows."""
-        return len(self.row_tokens)
+        return len(self.row_lengths)
 
     @property
     def num_micro_batches(self) -> int:
@@ -295,7 +295,7 @@ class TrainingCost:
     @property
     def max_row_tokens(self) -> int:
         """Tokens of the longest row."""
-        return self.row_tokens[0]
+        return self.row_lengths[0]
 
     @property
     def max_row_visual_tokens(self) -> int:
@@ -400,7 +400,7 @@ def _estimate_training(
     return TrainingCost(
         unpacked_tokens=unpacked_tokens,
         visual_tokens=visual_tokens,
-        row_tokens=tuple(sorted((sum(tree.num_tokens for tree in row) for row in rows), reverse=True)),
+        row_lengths=tuple(sorted((sum(tree.num_tokens for tree in row) for row in rows), reverse=True)),
         micro_batch_size=min(len(rows), settings.micro_batch_size),
         num_mini_batches=min(len(rows), settings.mini_batches) if isinstance(settings, RlConfig) else 1,
     )
@@ -414,9 +414,9 @@ def estimate_waves(training: TrainingCost, num_ranks: int) -> tuple[int, float]:
     """
     num_tokens, waves = 0, list[int]()
     for first in range(training.num_mini_batches):
-        row_tokens = training.row_tokens[first :: training.num_mini_batches]
-        parts = split_rows(len(row_tokens), training.micro_batch_size, num_ranks)
-        lengths = sorted((len(row_tokens[part]) * row_tokens[part.start] for part in parts), reverse=True)
+        row_lengths = training.row_lengths[first :: training.num_mini_batches]
+        parts = split_rows(len(row_lengths), training.micro_batch_size, num_ranks)
+        lengths = sorted((len(row_lengths[part]) * row_lengths[part.start] for part in parts), reverse=True)
         num_tokens += sum(lengths)
         waves += lengths[::num_ranks]
     return len(waves), 1 - num_tokens / (num_ranks * sum(waves))
