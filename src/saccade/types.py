@@ -43,8 +43,14 @@ class AnswerType(StrEnum):
     POINT = "point"  # the sides of a box that contains the point
 
 
+class _DigestSlot:
+    """Where a frozen task keeps its digest, which reports read hundreds of times; it is no field of the task."""
+
+    __slots__ = ("_digest",)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(_DigestSlot):
     """A question with its media, answer type and ground truth.
 
     >>> answer_type, ground_truth = AnswerType.GROUNDING, (3.0, 5.0)
@@ -73,6 +79,14 @@ class Task:
     @property
     def digest(self) -> str:
         """Return a digest for seeds, cache keys and resuming, independent of folders and of subtitle files."""
+        try:
+            digest: str = self._digest
+        except AttributeError:
+            digest = self._compute_digest()
+            object.__setattr__(self, "_digest", digest)
+        return digest
+
+    def _compute_digest(self) -> str:
         # Only the file names enter the digest, so that a moved dataset gives the same run.
         extras = {name: value for name, value in self.extras.items() if name != "subtitles"}
         media = [(PurePath(file.path).name, file.kind) for file in self.media]

@@ -243,7 +243,7 @@ def compare(
 
 def print_evaluation(folder: Path, name: str, scored_episodes: "list[ScoredEpisode]", shard: "Shard | None") -> None:
     """Print an evaluation, its changes from the run's other evaluations, and its failures; a shard by itself."""
-    from saccade.evaluation.compare import Comparison, Evaluation, compare_evaluations, read_evaluations
+    from saccade.evaluation.compare import Evaluation, compare_evaluations, read_evaluations
     from saccade.evaluation.records import read_ungraded_episodes
     from saccade.evaluation.shards import get_results_path
     from saccade.metrics.episode_metrics import has_failed
@@ -253,9 +253,8 @@ def print_evaluation(folder: Path, name: str, scored_episodes: "list[ScoredEpiso
     # A shard's tasks differ from those of the run's other evaluations.
     own = {name: Evaluation(scored=scored_episodes, ungraded=len(ungraded))}
     evaluations = read_evaluations(folder) if shard is None else own
-    compared = compare_evaluations(evaluations, pairs=[(other, name) for other in evaluations if other != name])
-    summaries = {name: compared.summaries[name]}
-    print_tables(evaluation_report.build_tables(Comparison(summaries=summaries, changes=compared.changes)))
+    pairs = [(other, name) for other in evaluations if other != name]
+    print_tables(evaluation_report.build_tables(compare_evaluations(evaluations, pairs=pairs, summarized=[name])))
     failed = [str(scored.episode.error) for scored in scored_episodes if has_failed(scored.episode)]
     for outcome, reasons in (("failed and count as wrong", failed), ("could not be graded", ungraded)):
         if reasons:

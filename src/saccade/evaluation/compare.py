@@ -4,7 +4,7 @@ A change is over tasks: samples of one task are averaged first, and a task is so
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -117,14 +117,21 @@ def compare_evaluations(
     *,
     pairs: Sequence[tuple[str, str]] | None = None,
     cluster_key: Callable[[Task], str] = get_media_key,
+    summarized: Collection[str] | None = None,
 ) -> Comparison:
     """Compare named evaluations; tasks with the same `cluster_key` are not independent.
+
+    The summaries are of the evaluations named by `summarized`, by default of all.
 
     `pairs` are (before, after); by default each evaluation is compared with the first, and with its no-tool control. A
     control is also compared separately on the tasks whose overview shows the answer and on the others. Pairs that share
     no task are left out. Raises DataError for an empty evaluation.
     """
-    summaries = {name: _summarize(name, evaluation, cluster_key) for name, evaluation in evaluations.items()}
+    summaries = {
+        name: _summarize(name, evaluation, cluster_key)
+        for name, evaluation in evaluations.items()
+        if summarized is None or name in summarized
+    }
     if pairs is None:
         names = list(evaluations)
         controls = [

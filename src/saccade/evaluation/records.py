@@ -1,5 +1,6 @@
 """Read and compare the records of a results file: one line per sample of a task."""
 
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,10 @@ def read_records(path: Path, fingerprint: str | None = None) -> list[Record]:
 
     Raises RunError, naming the differences, if a line has another fingerprint than `fingerprint`.
     """
-    records = read_newest_records(path)
+    if not path.exists():
+        return []
+    status = path.stat()
+    records = _read_relocated_records(path, path.resolve(), status.st_mtime_ns, status.st_size)
     for record in records:
         if fingerprint is not None and record.fingerprint != fingerprint:
             changed = find_fingerprint_differences(record.fingerprint, fingerprint)
@@ -60,7 +64,14 @@ def read_records(path: Path, fingerprint: str | None = None) -> list[Record]:
                 key=str(path),
                 value=tuple(changed),
             )
-    return [map_media_paths(record, lambda file: os.path.normpath(path.parent / file)) for record in records]
+    return list(records)
+
+
+@functools.lru_cache(maxsize=8)  # an evaluation and its report read the same files
+def _read_relocated_records(path: Path, resolved: Path, modified_ns: int, size: int) -> tuple[Record, ...]:
+    """Return the newest records with resolved media paths; the other arguments identify the file's content."""
+    resolve_path = functools.cache(lambda file: os.path.normpath(path.parent / file))
+    return tuple(map_media_paths(record, resolve_path) for record in read_newest_records(path))
 
 
 def read_newest_records(path: Path) -> list[Record]:

@@ -105,11 +105,10 @@ async def evaluate(
     Raises RunError if the file holds results of another identity, seed or settings.
     """
     sampling = replace(context.sampling, temperature=settings.temperature)
-    fingerprint = _compute_fingerprint(settings, replace(sampling, seed=context.seed), identity or {})
     subset = replace(subset, limit=settings.limit)
-    items = _plan_items(tasks, settings, subset, context.seed)
-    records = read_records(results_path, fingerprint)
-    finished = {record.key: record.outcome for record in records if not record.should_retry}
+    fingerprint, items, finished = _plan(
+        tasks, replace(sampling, seed=context.seed), settings, results_path, identity or {}, subset
+    )
     missing = [(task, keys) for task, keys in items if not finished.keys() >= {*keys}]
     done = [finished[key] for _, keys in items for key in keys if key in finished]
     num_samples = sum(len(keys) for _, keys in items)
@@ -157,8 +156,53 @@ async def evaluate(
         max_concurrency=max_concurrency,
         on_group_done=append_group,
     )
+    if not missing:
+        return _list_scored(items, finished)
     # Read everything back, so that a rerun and a first run return identical values.
     outcomes = {record.key: record.outcome for record in read_records(results_path, fingerprint)}
+    return _list_scored(items, outcomes)
+
+
+def find_finished(
+    tasks: Sequence[Task],
+    *,
+    sampling: SamplingParams,
+    settings: EvaluationConfig,
+    results_path: Path,
+    identity: Mapping[str, Any],
+    subset: Subset = FULL_SET,
+) -> list[ScoredEpisode] | None:
+    """Return what `evaluate` would without running an episode; None if one is missing, failed or has no score.
+
+    `sampling` has the evaluation's seed. Raises RunError as `evaluate` does.
+    """
+    subset = replace(subset, limit=settings.limit)
+    sampling = replace(sampling, temperature=settings.temperature)
+    fingerprint, items, finished = _plan(tasks, sampling, settings, results_path, identity, subset)
+    if not all(key in finished for _, keys in items for key in keys):
+        return None
+    _prepare_results(results_path, tasks, items, settings, subset=subset, fingerprint=fingerprint)
+    return _list_scored(items, finished)
+
+
+def _plan(
+    tasks: Sequence[Task],
+    sampling: SamplingParams,
+    settings: EvaluationConfig,
+    results_path: Path,
+    identity: Mapping[str, Any],
+    subset: Subset,
+) -> tuple[str, list[EvalItem], dict[SampleKey, ScoredEpisode | UngradedEpisode]]:
+    """Return the fingerprint, the samples to run, and the outcomes that the results file holds of any samples."""
+    fingerprint = _compute_fingerprint(settings, sampling, identity)
+    items = _plan_items(tasks, settings, subset, sampling.seed)
+    records = read_records(results_path, fingerprint)
+    return fingerprint, items, {record.key: record.outcome for record in records if not record.should_retry}
+
+
+def _list_scored(
+    items: Sequence[EvalItem], outcomes: Mapping[SampleKey, ScoredEpisode | UngradedEpisode]
+) -> list[ScoredEpisode]:
     return [scored for _, keys in items for key in keys if isinstance(scored := outcomes[key], ScoredEpisode)]
 
 

@@ -1,6 +1,8 @@
 """Change the paths of the media files inside tasks, episodes and batches, so that a run folder can be moved."""
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -8,6 +10,7 @@ from saccade.ledger import ImageRef
 from saccade.types import Media
 
 ItemT = TypeVar("ItemT")
+_PLAIN_TYPES = (str, int, float, type(None), dict)
 
 
 def map_media_paths(item: ItemT, transform: Callable[[str], str]) -> ItemT:
@@ -15,9 +18,19 @@ def map_media_paths(item: ItemT, transform: Callable[[str], str]) -> ItemT:
     changed: Any = item
     if isinstance(item, Media | ImageRef):
         changed = dataclasses.replace(item, path=transform(item.path))
-    elif isinstance(item, tuple) and item and (dataclasses.is_dataclass(item[0]) or isinstance(item[0], str | tuple)):
-        changed = tuple(map_media_paths(member, transform) for member in item)
-    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
-        parts = {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
-        changed = dataclasses.replace(item, **{name: map_media_paths(part, transform) for name, part in parts.items()})
+    elif isinstance(item, tuple):
+        if item and (isinstance(item[0], str | tuple) or dataclasses.is_dataclass(item[0])):
+            members = tuple(map_media_paths(member, transform) for member in item)
+            changed = members if any(map(operator.is_not, members, item)) else item
+    elif not isinstance(item, type) and (names := _list_fields(type(item))):
+        parts = {name: part for name in names if not isinstance(part := getattr(item, name), _PLAIN_TYPES)}
+        mapped = {name: map_media_paths(part, transform) for name, part in parts.items()}
+        different = {name: part for name, part in mapped.items() if part is not parts[name]}
+        changed = dataclasses.replace(cast(Any, item), **different) if different else item  # most parts hold no path
     return cast(ItemT, changed)
+
+
+@functools.cache
+def _list_fields(item_type: type) -> tuple[str, ...]:
+    """Return the names of a dataclass's fields; () for another type."""
+    return tuple(field.name for field in dataclasses.fields(item_type)) if dataclasses.is_dataclass(item_type) else ()

@@ -45,7 +45,7 @@ from saccade.runs.pipeline import (
     run_and_close,
 )
 from saccade.runs.run_lock import RunLock
-from saccade.types import ScoredEpisode, Task
+from saccade.types import SamplingParams, ScoredEpisode, Task
 from saccade.utils.files import convert_file_errors
 from saccade.utils.jsonl import write_jsonl
 
@@ -85,26 +85,35 @@ def evaluate(
     checkpoint = resolve_weights(folder, recipe, weights)
     with RunLock(folder, f"eval-{path.stem if subset.shard is None else f'{name}-{path.stem}'}") as lock:
         lock.acquire()
-        components = load_components(recipe, checkpoint)
-        components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
-        work = evaluation_runner.evaluate(
-            tasks,
-            environments=components.environments,
-            context=components.build_context(seed=recipe.seed),
-            score_fn=named_score_fn[1] if named_score_fn else components.score_fn,
-            settings=recipe.evaluation,
-            results_path=path,
-            root=folder,
-            identity={
+        evaluation: dict[str, Any] = {
+            "settings": recipe.evaluation,
+            "results_path": path,
+            "identity": {
                 **compute_identity(recipe, checkpoint),
                 **({"rewards": named_score_fn[0]} if named_score_fn else {}),
             },
-            benchmark=benchmark,
-            subset=subset,
-            max_concurrency=max_concurrency,
-            on_progress=on_progress,
+            "subset": subset,
+        }
+        # No model is loaded to read what an earlier call has finished.
+        sampling = SamplingParams(
+            temperature=recipe.evaluation.temperature, max_tokens=recipe.sampling.max_tokens, seed=recipe.seed
         )
-        scored = run_and_close(components, work)
+        scored = evaluation_runner.find_finished(tasks, sampling=sampling, **evaluation)
+        if scored is None:
+            components = load_components(recipe, checkpoint)
+            components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
+            work = evaluation_runner.evaluate(
+                tasks,
+                environments=components.environments,
+                context=components.build_context(seed=recipe.seed),
+                score_fn=named_score_fn[1] if named_score_fn else components.score_fn,
+                root=folder,
+                benchmark=benchmark,
+                max_concurrency=max_concurrency,
+                on_progress=on_progress,
+                **evaluation,
+            )
+            scored = run_and_close(components, work)
     if not scored:
         reason = read_ungraded_episodes(path)[0].reason
         raise RunError(
