@@ -9,7 +9,7 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from saccade.errors import MediaError
-from saccade.media.image import fit_size, read_image, resize_image
+from saccade.media.image import fit_size, read_image, read_image_size, resize_image
 from saccade.protocols import PixelBudget
 
 SIDE = st.integers(1, 5000)
@@ -97,6 +97,23 @@ def test_unreadable_files_raise(tmp_path, monkeypatch):
     monkeypatch.setattr("saccade.media.image.MAX_PIXELS", 1000)
     with raises(MediaError, key=f"{tmp_path}/whole.png", value=(64, 64)):
         read_image(f"{tmp_path}/whole.png")
+
+
+def test_no_other_decoder_opens_a_file_whatever_its_name(tmp_path, monkeypatch):
+    """Pillow's decoder of EPS starts Ghostscript."""
+    (tmp_path / "photo.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n")
+    Image.init()
+    monkeypatch.setitem(Image.OPEN, "EPS", (lambda *_: pytest.fail("the decoder of EPS was called"), lambda _: True))
+    for read in (read_image, read_image_size):
+        with raises(MediaError, key=f"{tmp_path}/photo.jpg"):
+            read(f"{tmp_path}/photo.jpg")
+
+
+@pytest.mark.parametrize("name", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
+def test_common_formats_are_read_whatever_their_name(tmp_path, name):
+    Image.new("RGB", (8, 4), (200, 30, 30)).save(tmp_path / "image.dat", format=name)
+    assert read_image_size(str(tmp_path / "image.dat")) == (8, 4)
+    assert read_image(str(tmp_path / "image.dat")).size == (8, 4)
 
 
 @pytest.mark.slow

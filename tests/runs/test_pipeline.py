@@ -15,6 +15,7 @@ from saccade.checks.run_checks import check_recipe
 from saccade.config.load import load_recipe
 from saccade.config.schema import Recipe, RewardTerm
 from saccade.errors import ConfigError, ModelError, RunError
+from saccade.evaluation import records
 from saccade.evaluation.compare import read_evaluations
 from saccade.media.cache import CachingMediaLoader
 from saccade.models.tiny import make_tiny_model
@@ -105,6 +106,20 @@ def test_copied_weights_keep_their_results(run_copy, tmp_path):
     folder.rename(tmp_path / "moved")
     good("eval", tmp_path / "moved")
     assert read_results(tmp_path / "moved") == before
+
+
+@pytest.mark.slow
+def test_a_finished_evaluation_loads_no_model_and_parses_its_file_once(run_copy, monkeypatch):
+    folder, _ = run_copy
+    before, parsed = read_results(folder), []
+    real = records.read_jsonl
+    monkeypatch.setattr(evaluation, "load_components", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(
+        records, "read_jsonl", lambda path, *args, **more: [parsed.append(path), real(path, *args, **more)][1]
+    )
+    good("eval", folder)
+    assert read_results(folder) == before
+    assert parsed == [folder / "evaluations" / "test.jsonl"]
 
 
 @pytest.mark.slow

@@ -33,12 +33,12 @@ def ablate(
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be run and how long it would take.")] = False,
 ) -> None:
     """Compare variants of tiny recipes on the same data from the same weights; without a SET, list the sets."""
-    from saccade.runs.ablations.run import format_plan, resolve_ablation, run
-    from saccade.runs.ablations.schedule import Ablation
-
     settings = list(arguments or ())
     if not settings:
         return _list()
+    from saccade.runs.ablations.run import format_plan, resolve_ablation, run
+    from saccade.runs.ablations.schedule import Ablation
+
     name = settings.pop(0)
     ablation = Ablation.from_spec(name, quick=quick, settings=settings, seeds=seeds, conditions=condition or ())
     folder = folder or Path("runs/ablations") / (f"{ablation.name}-quick" if quick else ablation.name)
@@ -65,6 +65,7 @@ def _list() -> None:
 
     table = Table(Column("set", no_wrap=True), "description", "minutes", "--quick", box=None)
     for name in list_spec_names():
-        minutes = (estimate_minutes(Ablation.from_spec(name, quick=quick).build_jobs()) for quick in (False, True))
+        ablations = (Ablation.from_spec(name, quick=quick, checks_recipes=False) for quick in (False, True))
+        minutes = (estimate_minutes(ablation.build_jobs()) for ablation in ablations)
         table.add_row(name, escape(load_spec(name).title), *(f"{estimate:.0f}" for estimate in minutes))
     print_table(table)

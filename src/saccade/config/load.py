@@ -1,6 +1,7 @@
 """Load recipes from YAML, with `extends` and dotted overrides; errors name the nearest key."""
 
 import difflib
+import functools
 import math
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from saccade.config.schema import DataBuildRecipe, Recipe, Section, parse_sectio
 from saccade.errors import ConfigError, RunError, convert_errors
 from saccade.plugins import suggest
 
-RECIPES_DIR = Path(__file__).parents[1] / "recipes"
+RECIPES_DIR = Path(__file__).resolve().parents[1] / "recipes"
 PLUGIN_NAME_KEYS = ("name", "estimator")  # keys that name the plugin of the `settings` beside them
 RecipeT = TypeVar("RecipeT", bound=Recipe)
 _MAX_YAML_CHARS, _MAX_YAML_VALUES, _MAX_YAML_DEPTH = 2**20, 100_000, 64  # of a file: far above any recipe
@@ -173,15 +174,22 @@ def read_yaml(path: Path, kind: str) -> Any:
         return parse_yaml(path.read_text(encoding="utf-8"), str(path))
 
 
+@functools.cache
+def _read_packaged_recipe(path: Path) -> Any:
+    return read_yaml(path, "recipe")
+
+
 def _load_with_bases(path: Path, extending_paths: tuple[Path, ...], recipe_type: type[Recipe]) -> dict[str, Any]:
     """Load a recipe file merged over the recipes it extends; `extending_paths` are the files that extend it."""
     path = path.resolve()
     if path in extending_paths:
         chain = " -> ".join(file.name for file in (*extending_paths, path))
         raise ConfigError(f"the recipe {path} extends itself: {chain}", key="extends", value=str(path))
-    own = read_yaml(path, "recipe") or {}
+    # Packaged recipes don't change, and are extended by most others.
+    own = _read_packaged_recipe(path) if path.is_relative_to(RECIPES_DIR) else read_yaml(path, "recipe") or {}
     if not isinstance(own, dict):
         raise ConfigError(f"the recipe {path} must be a mapping of keys", key=str(path), value=own)
+    own = dict(own)
     extends = own.pop("extends", [])
     bases = [extends] if isinstance(extends, str) else extends
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):

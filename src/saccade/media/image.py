@@ -1,10 +1,12 @@
 """Read, resize and save still images."""
 
+import contextlib
 import hashlib
 import io
 import math
 import os
 import secrets
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,8 @@ from saccade.protocols import PixelBudget
 
 MAX_PIXELS = 2**27  # pixels; a larger image is treated as a decompression bomb
 MAX_ASPECT_RATIO = 200
+# The only decoders that open a file, whatever its name: others start programs, such as Ghostscript for EPS.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 
 
 def fit_size(width: int, height: int, factor: int, budget: PixelBudget) -> tuple[int, int]:
@@ -46,37 +50,51 @@ def fit_size(width: int, height: int, factor: int, budget: PixelBudget) -> tuple
 def read_image(path: str) -> Image.Image:
     """Read an image as RGB: upright (EXIF), transparency over white, the first frame of an animation.
 
-    Raises MediaError if the file isn't an image, is truncated, or has more than 2**27 pixels.
+    Raises MediaError if the file is in none of FORMATS, is truncated, or has more than 2**27 pixels.
     """
-    hashing.get_file_identity(path)
-    message = f"{path} can't be read as a picture (check that it is complete, or save it as PNG)"
-    with convert_errors(MediaError, message, key=path), _open_image(path) as file:
-        if file.width * file.height > MAX_PIXELS:
-            message = f"{path} has {file.width}x{file.height} pixels; scale it down below {MAX_PIXELS}"
-            raise MediaError(message, key=path, value=(file.width, file.height))
+    with _open_image(path) as file:
         return _convert_to_rgb(ImageOps.exif_transpose(file))
 
 
 def read_image_size(path: str) -> tuple[int, int]:
-    """Return the upright width and height (pixels) from an image's header. Raises MediaError."""
-    hashing.get_file_identity(path)
-    message = f"{path} can't be read as a picture (check that it is complete, or save it as PNG)"
-    with convert_errors(MediaError, message, key=path), _open_image(path) as file:
+    """Return the upright width and height (pixels) from an image's header. Raises MediaError as `read_image` does."""
+    with _open_image(path) as file:
         is_turned = file.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
         return (file.height, file.width) if is_turned else (file.width, file.height)
 
 
 def decode_image(content: bytes) -> NDArray[np.uint8]:
     """Return the pixels (uint8 RGB [height, width, 3]) of an image file's bytes. Raises what Pillow raises."""
-    with Image.open(io.BytesIO(content)) as file:
+    with _open(io.BytesIO(content)) as file:
         return np.asarray(_convert_to_rgb(ImageOps.exif_transpose(file)))
 
 
-def _open_image(path: str) -> Image.Image:
-    try:
-        return Image.open(path)
-    except UnidentifiedImageError as error:  # Pillow's own text repeats the path
-        raise ValueError("its first bytes are those of no picture") from error
+def _open(source: str | io.BytesIO) -> Image.Image:
+    Image.init()  # the formats that this build of Pillow lacks have no decoder
+    return Image.open(source, formats=[name for name in FORMATS if name in Image.OPEN])
+
+
+@contextlib.contextmanager
+def _open_image(path: str) -> Iterator[Image.Image]:
+    """Yield an image whose pixels are not decoded yet. Raises MediaError, also for what fails while it is open."""
+    hashing.get_file_identity(path)
+    size_hint = f"scale it down below {MAX_PIXELS} pixels"
+    message = f"{path} can't be read as a picture (check that it is complete, or save it as PNG)"
+    with convert_errors(MediaError, message, key=path):
+        try:
+            file = _open(path)
+        except UnidentifiedImageError as error:  # Pillow's own text repeats the path
+            raise ValueError(f"its first bytes are those of none of {', '.join(FORMATS)}") from error
+        except Image.DecompressionBombError as error:  # already at the header: beyond twice its own limit
+            raise MediaError(f"{path} has too many pixels; {size_hint}", key=path) from error
+        with file:
+            if file.width * file.height > MAX_PIXELS:
+                raise MediaError(
+                    f"{path} has {file.width}x{file.height} pixels; {size_hint}",
+                    key=path,
+                    value=(file.width, file.height),
+                )
+            yield file
 
 
 def _convert_to_rgb(image: Image.Image) -> Image.Image:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from saccade.checks.run_checks import check_recipe
 from saccade.config.load import load_recipe
 from saccade.config.schema import PositiveInt, Recipe, Section, parse_section
 from saccade.errors import ConfigError, RunError
@@ -69,8 +68,12 @@ class Ablation(Section):
         settings: Sequence[str] = (),
         seeds: int | None = None,
         conditions: Sequence[str] = (),
+        checks_recipes: bool = True,
     ) -> "Ablation":
-        """Build the ablation of a spec. Raises ConfigError for a spec, condition or setting that can't be used."""
+        """Build the ablation of a spec. Raises ConfigError for a spec, condition or setting that can't be used.
+
+        Without `checks_recipes`, as for a list of the sets, no plugin is imported.
+        """
         spec = load_spec(name_or_path)
         seeds = (1 if quick else DEFAULT_NUM_SEEDS) if seeds is None else seeds
         if seeds < 1:
@@ -88,7 +91,8 @@ class Ablation(Section):
             seeds=seeds,
             conditions=tuple(name for name in spec.conditions if name in chosen),
         )
-        ablation.check_recipes()
+        if checks_recipes:
+            ablation.check_recipes()
         return ablation
 
     @classmethod
@@ -154,6 +158,8 @@ class Ablation(Section):
 
     def check_recipes(self) -> None:
         """Check that every recipe can be used, and that all variants share one dataset. Raises ConfigError."""
+        from saccade.checks.run_checks import check_recipe  # imports torch, which a list of the sets needn't
+
         if not self.list_cells():
             where = f"{' or '.join(self.conditions)}{' with --quick' if self.quick else ''}"
             message = f"{self.name} has no variant in {where}, so there is nothing to compare"
