@@ -56,19 +56,20 @@ Only what recipes write is inherited: a plugin's own defaults, such as the tools
 
 ## Relative paths
 
+Paths in a recipe start at its folder, paths on the command line where the command is run.
+
 | path | starts at |
 |---|---|
-| a command's recipe, a plugin (`./mine.py`), a prompt format (`./mine.yaml`) | the command's working directory |
-| `--model`, `--data`, `--out` and all other options | the command's working directory |
+| in a recipe: `model.path`, `data.*`, a plugin (`./mine.py`), a prompt format (`./mine.yaml`) | the recipe's folder |
+| the same on the command line: `data.train=train.jsonl` | the command's working directory |
+| a command's recipe, `--model`, `--data`, `--out` and all other options | the command's working directory |
 | `extends` in a recipe | the folder of the recipe that contains it |
 | the `parser` file of a prompt format | the folder of the prompt format |
-| `model.path` | the run folder if the path exists there, else the working directory |
-| `data.train`, `data.test`, `data.demonstrations`, `data.media_root` | the run folder (`--out`) |
 | `media` of a task | `data.media_root`, else the folder of the data file |
 | `extras.subtitles` of a task | the folder of the task's first video |
 
-On the command line, too, `data.train` starts at the run folder: write `data.train=$PWD/train.jsonl`. A run stores the
-paths of `--model` and `--data` relative to its folder if they are inside it, else as absolute paths.
+A run stores paths inside its folder relative to it, so that the folder can be moved, and all others as absolute paths.
+It copies plugin files to `plugins/` and records their digests: a run whose plugin has changed isn't resumed.
 
 A sub-agent is an episode that a tool starts with the same weights. Limits in tokens count *expanded* tokens: an image
 counts as its visual tokens, not as one placeholder.

@@ -85,7 +85,7 @@ def test_null_drops_a_reward_term():
         ("rl.steps", "rl.steps", None),
         ("synthetic={demonstrations: python, fps: 2.5}", "synthetic.fps", 2.5),
         ("synthetic={demonstrations: python, event_seconds: 0.5}", "synthetic.event_seconds", 0.5),
-        ("synthetic={demonstrations: python, haystack: clips}", "synthetic.haystack", "clips"),
+        ("synthetic={demonstrations: python, haystack: /clips}", "synthetic.haystack", "/clips"),
         ("rl.optim.lr=[", "rl.optim.lr", None),
         ("model.path=", "model.path", None),
     ],

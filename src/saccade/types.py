@@ -47,6 +47,7 @@ class _DigestSlot:
     """Where a frozen task keeps its digest, which reports read hundreds of times; it is no field of the task."""
 
     __slots__ = ("_digest",)
+    _digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,8 +85,8 @@ def test_empty_dataset_is_an_error(datasets):
 
 
 def test_invalid_mixtures_are_errors(tmp_path):
-    with raises(ConfigError, key="data.train.weight.a.jsonl", value=0):
-        load_recipe("tiny/base", ["data.train={a.jsonl: 0}"])
+    with raises(ConfigError, key="data.train.weight./a.jsonl", value=0):
+        load_recipe("tiny/base", ["data.train={/a.jsonl: 0}"])
     with raises(ConfigError, key="data.train.file", value=3):
         load_recipe("tiny/base", ["data.train=3"])
     recipe = load_recipe("tiny/base", ["data.train={a.jsonl: 2, b.parquet: 0.5}"])

@@ -254,7 +254,8 @@ def test_paths_of_a_recipe(tmp_path, monkeypatch):
         recipe = load_recipe("tiny/base", [f"model.path={path}"])
         return pipeline.with_paths(recipe, **{"folder": folder, **given}).model.path
 
-    assert path_of("model") == "model"
+    assert path_of("run/model") == "model"  # of the command line: where the command is run
+    assert path_of("model") == str(tmp_path / "model")
     assert path_of("other") == str(tmp_path / "other")
     assert path_of(folder / "model") == "model"
     assert path_of("''") == ""
@@ -265,6 +266,48 @@ def test_paths_of_a_recipe(tmp_path, monkeypatch):
     assert pipeline.with_paths(load_recipe("tiny/base"), folder=folder, data=Path("w")).data.test == str(
         tmp_path / "w" / "test" / "tasks.jsonl"
     )
+
+
+def test_paths_of_a_recipe_file_start_at_its_folder(tmp_path, monkeypatch):
+    (tmp_path / "recipes").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes" / "base.yaml").write_text(
+        "extends: tiny/base\ndata: {test: ../t.jsonl, train: {a.jsonl: 1, /b.jsonl: 2}}\nmodel: {path: m}\n"
+        "rewards: {./mine.py: {weight: 2}}\nloggers: [./log.py]\n"
+    )
+    (tmp_path / "mine.yaml").write_text("extends: recipes/base.yaml\nrewards: {recipes/mine.py: {weight: 3}}\n")
+    here, folder = str(tmp_path), str(tmp_path / "recipes")
+    recipe = load_recipe("mine.yaml", ["environment.name=env.py", "data.validation=v.jsonl"])
+    assert recipe.data.test == f"{here}/t.jsonl"
+    assert recipe.data.train == {f"{folder}/a.jsonl": 1, "/b.jsonl": 2}
+    assert recipe.model.path == f"{folder}/m"
+    assert recipe.loggers == (f"{folder}/log.py",)
+    assert recipe.rewards[f"{folder}/mine.py"].weight == 3  # merged with that of the base
+    assert recipe.environment.name == f"{here}/env.py"
+    assert recipe.data.validation == f"{here}/v.jsonl"
+    benchmarks = ["evaluation.benchmarks={vstar: [environment.settings.prompt_format=./mine.yaml]}"]
+    assert load_recipe("tiny/base", benchmarks).evaluation.benchmarks["vstar"] == (benchmarks[0].split("[")[1][:-2],)
+
+
+def test_a_run_records_its_plugins_and_refuses_changed_ones(tmp_path, monkeypatch):
+    plugin, folder = tmp_path / "mine.py", tmp_path / "run"
+    plugin.write_text("def mine(episode): return 1.0\n")
+    (tmp_path / "mine.yaml").write_text(
+        "extends: tiny/base\nrewards: {./mine.py: {}}\ndata: {train: run/data/t.jsonl, test: /e.jsonl}\n"
+    )
+    recipe = load_recipe(str(tmp_path / "mine.yaml"))
+    run = Run.create(folder, recipe)
+    assert "train: data/t.jsonl" in (folder / "recipe.yaml").read_text()
+    assert Run.open(folder).recipe == recipe
+    (copy,) = folder.glob("plugins/*/mine.py")
+    assert copy.read_bytes() == plugin.read_bytes()
+    assert run.read_json("invocations.json")[0]["plugins"].keys() == {str(plugin)}
+    assert Run.create(folder, recipe, resume=True)
+    plugin.write_text("def mine(episode): return 2.0\n")
+    with raises(RunError, key=str(plugin)):
+        Run.create(folder, recipe, resume=True)
+    plugin.write_bytes(copy.read_bytes())
+    assert Run.create(folder, recipe, resume=True)
 
 
 @pytest.mark.slow

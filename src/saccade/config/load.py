@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_args, get_origin
 import yaml
 from pydantic_core import to_jsonable_python
 
+from saccade.config.paths import relativize_paths, resolve_paths
 from saccade.config.schema import DataBuildRecipe, Recipe, Section, parse_section
 from saccade.errors import ConfigError, RunError, convert_errors
 from saccade.plugins import suggest
@@ -56,6 +57,8 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
 
     Mappings are merged key by key; other values are replaced. `null` removes a mapping, which is how a recipe drops a
     reward term of its base, and turns a filter off. A different plugin name drops the settings of the previous plugin.
+    Relative paths of files and plugins start at the folder of the recipe that names them; those of overrides start at
+    the working directory.
     Raises ConfigError, with the dotted key and the rejected value, for a file, key or value that can't be used.
 
     >>> load_recipe("tiny/base", ["rl.optim.lr=1e-6"]).rl.optim.lr
@@ -84,13 +87,18 @@ def _apply_overrides(
     values: dict[str, Any], overrides: Sequence[str], source: str, recipe_type: type[RecipeT]
 ) -> RecipeT:
     for override in _order_overrides(overrides):
-        values = _merge(values, _parse_override(override, recipe_type))
+        values = _merge(values, resolve_paths(_parse_override(override, recipe_type), Path.cwd()))
     return parse_section(recipe_type, values, source)
 
 
-def dump_recipe(recipe: Recipe) -> str:
-    """Return the recipe as YAML with every default; `load_recipe` reads it back to an equal recipe."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+def dump_recipe(recipe: Recipe, folder: Path | None = None) -> str:
+    """Return the recipe as YAML with every default; `load_recipe` reads it back to an equal recipe.
+
+    With the `folder` that the file is written to, paths inside it become relative.
+    """
+    values = recipe.model_dump(mode="json")
+    values = values if folder is None else relativize_paths(values, folder)
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 def format_value(value: Any) -> str:
@@ -196,6 +204,7 @@ def _load_with_bases(path: Path, extending_paths: tuple[Path, ...], recipe_type:
         message = f"{path}: extends can't be {extends!r}: it should be a recipe's name or path, or a list of them"
         raise ConfigError(message, key="extends", value=extends)
     _check_keys(own, str(path), recipe_type)
+    own = resolve_paths(own, path.parent)
     merged: dict[str, Any] = {}
     for base in bases:
         base_path = find_recipe(base, base_dir=path.parent)

@@ -324,7 +324,7 @@ DataMixture = Annotated[
 
 
 class DataConfig(Section):
-    """Files of tasks and demonstrations (JSONL or Parquet); relative paths start at the run folder."""
+    """Files of tasks and demonstrations (JSONL or Parquet); relative paths start at the recipe's folder."""
 
     train: DataMixture = ""  # file of tasks for RL, or a mapping of files to sampling weights
     validation: str = ""  # file of tasks for the validation during SFT and RL (section `validation`)

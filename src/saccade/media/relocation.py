@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
 from saccade.ledger import ImageRef
@@ -22,7 +22,7 @@ def map_media_paths(item: ItemT, transform: Callable[[str], str]) -> ItemT:
         if item and (isinstance(item[0], str | tuple) or dataclasses.is_dataclass(item[0])):
             members = tuple(map_media_paths(member, transform) for member in item)
             changed = members if any(map(operator.is_not, members, item)) else item
-    elif not isinstance(item, type) and (names := _list_fields(type(item))):
+    elif not isinstance(item, type) and (names := _list_fields(cast(Hashable, type(item)))):
         parts = {name: part for name in names if not isinstance(part := getattr(item, name), _PLAIN_TYPES)}
         mapped = {name: map_media_paths(part, transform) for name, part in parts.items()}
         different = {name: part for name, part in mapped.items() if part is not parts[name]}
@@ -31,6 +31,6 @@ def map_media_paths(item: ItemT, transform: Callable[[str], str]) -> ItemT:
 
 
 @functools.cache
-def _list_fields(item_type: type) -> tuple[str, ...]:
+def _list_fields(item_type: Any) -> tuple[str, ...]:
     """Return the names of a dataclass's fields; () for another type."""
     return tuple(field.name for field in dataclasses.fields(item_type)) if dataclasses.is_dataclass(item_type) else ()

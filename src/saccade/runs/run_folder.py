@@ -1,19 +1,24 @@
 """The run folder: everything a run writes to disk, in a form that survives a kill and can be read and resumed.
 
 recipe.yaml         the resolved recipe with every default
-invocations.json    one entry per invocation: seed, versions, platform, commit, sandbox isolation, changed recipe keys
+invocations.json    one entry per invocation: seed, versions, platform, commit, sandbox isolation, digests of
+                    plugin files, changed recipe keys
+plugins/            copies of the plugin files that the recipe names, by the start of their digest
 metrics.jsonl       one line per step, appended and flushed
 status/*.json       one file per finished stage
 """
 
+import hashlib
 import json
 import math
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from saccade.config.load import dump_recipe, load_recipe
+from saccade.config.load import dump_recipe, load_recipe, read_yaml
+from saccade.config.paths import list_plugin_files, relativize_paths
 from saccade.config.schema import Recipe
 from saccade.errors import DataError, RunError, convert_errors
 from saccade.metrics.metric_log import read_metric_rows
@@ -25,6 +30,7 @@ from saccade.utils.versions import collect_versions
 # how many groups are sampled. Every other key changes what is trained: the filters and ranks choose what is
 # trained on; `rl.max_staleness` and `rl.selection.over_provision` choose how stale groups may be and whether slow ones
 # are dropped. Other tasks or settings of the validation would give scores that can't be compared with earlier ones.
+PLUGINS_FOLDER = "plugins"
 RESUMABLE_KEYS = (
     "loggers",
     "engine",
@@ -82,11 +88,12 @@ class Run:
             run.path.mkdir(parents=True, exist_ok=True)
         invocations = run.read_json("invocations.json") if exists else []
         invocation: dict[str, Any] = {"seed": recipe.seed, **collect_versions(), **(metadata or {})}
+        invocation |= {"plugins": plugins} if (plugins := run._copy_plugins()) else {}
         if changed:
             invocation["changed"] = changed
         run.write_json("invocations.json", [*invocations, invocation])
         if changed or not exists:  # last, since this file is what makes the folder a run
-            write_text(run.path / "recipe.yaml", dump_recipe(recipe))
+            write_text(run.path / "recipe.yaml", dump_recipe(recipe, run.path))
         return run
 
     @classmethod
@@ -97,9 +104,15 @@ class Run:
         return cls(path=Path(path), recipe=load_recipe(str(Path(path) / "recipe.yaml")))
 
     def diff_recipe(self, resumable_keys: Collection[str] = RESUMABLE_KEYS) -> dict[str, tuple[Any, Any]]:
-        """Return (before, now) of each changed key. Raises RunError for a key outside `resumable_keys`."""
+        """Return (before, now) of each changed key. Raises RunError for a key outside `resumable_keys`.
+
+        Also raises RunError for a plugin file whose content differs from the one that the run was started with.
+        """
         differences = {}
-        before, now = (recipe.model_dump(mode="json") for recipe in (Run.open(self.path).recipe, self.recipe))
+        before, now = (
+            relativize_paths(recipe.model_dump(mode="json"), self.path)
+            for recipe in (Run.open(self.path).recipe, self.recipe)
+        )
         for key, old, new in _iterate_differences(before, now, ""):
             if not any(f"{key}.".startswith(f"{resumable}.") for resumable in resumable_keys):
                 raise RunError(
@@ -109,7 +122,52 @@ class Run:
                     value=new,
                 )
             differences[key] = (old, new)
+        recorded = self._read_plugin_digests()
+        for path, digest in self._digest_plugins().items():
+            if recorded.get(path, digest) != digest:
+                raise RunError(
+                    f"{path} has changed since the run {self.path} was started; restore it from "
+                    f"{self._get_plugin_copy(path, recorded[path])}, or choose another folder with --out",
+                    key=path,
+                    value=digest,
+                )
         return differences
+
+    def _digest_plugins(self) -> dict[str, str]:
+        """Return the digest of each plugin file of the recipe, and of those that its YAML files name."""
+        digests = {}
+        waiting = list(list_plugin_files(self.recipe.model_dump(mode="json")))
+        while waiting:
+            file = waiting.pop()
+            if not file.is_file() or str(file) in digests:  # loading the plugin reports a missing one
+                continue
+            with convert_file_errors(file):
+                digests[str(file)] = hashlib.sha256(file.read_bytes()).hexdigest()
+            if file.suffix != ".py":
+                waiting += [file.parent / path for path in list_plugin_files(read_yaml(file, "plugin's file"))]
+        return digests
+
+    def _get_plugin_copy(self, path: str, digest: str) -> Path:
+        return self.path / PLUGINS_FOLDER / digest[:12] / Path(path).name
+
+    def _copy_plugins(self) -> dict[str, str]:
+        """Copy the plugin files into the run's folder, as a record of what was run; return their digests by path."""
+        digests = self._digest_plugins()
+        for path, digest in digests.items():
+            copy = self._get_plugin_copy(path, digest)
+            with convert_file_errors(copy):
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
+        return digests
+
+    def _read_plugin_digests(self) -> dict[str, str]:
+        """Return the digests of the plugin files at the first invocation that used each of them."""
+        if not (self.path / "invocations.json").exists():
+            return {}
+        recorded: dict[str, str] = {}
+        for invocation in self.read_json("invocations.json"):
+            recorded = {**invocation.get("plugins", {}), **recorded}
+        return recorded
 
     def log(self, stage: str, step: int, values: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl; numbers that aren't finite are written as null."""
