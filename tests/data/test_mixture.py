@@ -89,7 +89,7 @@ def test_invalid_mixtures_are_errors(tmp_path):
         load_recipe("tiny/base", ["data.train={/a.jsonl: 0}"])
     with raises(ConfigError, key="data.train.file", value=3):
         load_recipe("tiny/base", ["data.train=3"])
-    recipe = load_recipe("tiny/base", ["data.train={a.jsonl: 2, b.parquet: 0.5}"])
+    recipe = load_recipe("tiny/base", ["data.train={/a.jsonl: 2, /b.parquet: 0.5}"])
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
     assert load_recipe(str(tmp_path / "recipe.yaml")) == recipe
     words = ["rl", "tiny/base", f"data.train={{{tmp_path}/a.jsonl: 1}}", "--out", tmp_path / "run"]

@@ -12,8 +12,10 @@ from PIL import Image
 import saccade
 from saccade.config.load import load_recipe
 from saccade.errors import ConfigError, RunError
+from saccade.reporting.console import explain_missing_answer
 from saccade.runs import pipeline
 from saccade.runs.run_folder import Run
+from saccade.types import EpisodeStatus
 
 CALL = (
     '<tool_call>{"name": "zoom_image", "arguments": {"left": 0.2, "top": 0.2, "right": 0.9, "bottom": 0.9}}</tool_call>'
@@ -45,6 +47,19 @@ def test_ask_works_without_a_local_model(image):
     assert CALL in second["messages"][1]["content"]
     shown = [part["type"] for part in second["messages"][2]["content"]]
     assert (shown[0], shown[-1], shown.count("image_url")) == ("text", "text", 1)
+
+
+def test_ask_writes_the_episode_and_shows_a_reply_without_an_answer(tmp_path, image):
+    files = ["--json", tmp_path / "episode.json", "--page", tmp_path / "episode.html"]
+    with server(lambda number, body: completion("<think>hm</think>It may be", "stop", 12)) as served:
+        output = good("ask", "Which?", "--image", image, "--model", served.url, *files, "--recipe", *ZOOM)
+    assert "It may be" in output
+    assert "<answer>" in output  # what the reply lacks
+    episode = json.loads((tmp_path / "episode.json").read_text())
+    assert (episode["status"], episode["task"]["question"]) == ("no_answer", "Which?")
+    assert "It may be" in (tmp_path / "episode.html").read_text()
+    for status in set(EpisodeStatus) - {EpisodeStatus.ANSWERED}:
+        assert explain_missing_answer(status)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from saccade.reporting.run_report import (
     choose_examples,
     collect_metadata,
     read_metrics,
+    render_episode_page,
     render_run_page,
     write_report,
 )
@@ -33,7 +34,7 @@ from saccade.types import AnswerType, Episode, EpisodeStatus, Score, ScoredEpiso
 class Reader(HTMLParser):
     """Collect tags, attributes and text; fail on unmatched closing tags."""
 
-    VOID = frozenset({"meta", "br", "path", "use", "rect", "circle", "img", "link"})
+    VOID = frozenset({"input", "meta", "br", "path", "use", "rect", "circle", "img", "link"})
 
     def __init__(self, text):
         super().__init__()
@@ -91,6 +92,49 @@ def test_page_is_well_formed_and_self_contained():
         assert not name.startswith("on"), name
         if name in ("href", "src", "xlink:href"):
             assert value.startswith("#"), value
+
+
+def test_contents_lead_to_the_sections():
+    reader = Reader(page(example(), stages={"rl": [{"step": 1, "reward": 1.0}]}))
+    targets = [value for _, name, value in reader.attributes if name == "href" and value.startswith("#")]
+    ids = {value for _, name, value in reader.attributes if name == "id"}
+    sections = [value for tag, name, value in reader.attributes if tag == "section" and name == "id"]
+    assert [target[1:] for target in targets if target.startswith(("#section", "#episodes"))] == sections
+    assert len(sections) >= 3
+    assert set(sections) <= ids
+
+
+def test_filters_show_their_episodes():
+    items = [example(name="a"), example(name="b", accuracy=0.0), example(name="c", error="lost")]
+    text = page(*items, names=("x",))
+    filters = dict(re.findall(r'<label for="filter-(\d+)">([a-z ]+) \d+</label>', text))
+    assert set(filters.values()) == {"right", "wrong", "failed"}  # each has a call: that filter would show all
+    shown = {}
+    for classes, article in re.findall(r'<article class="episode([^"]*)"(.*?)</article>', text, re.DOTALL):
+        task = re.search(r'class="id">(\w+)<', article)[1]
+        shown[task] = {filters[number] for number in re.findall(r"has-(\d+)", classes)}
+    assert shown == {"a": {"right"}, "b": {"wrong"}, "c": {"failed"}}
+    assert all(f"#filter-{number}:checked~.episode:not(.has-{number})" in text for number in filters)
+
+
+def test_parts_of_the_score_have_their_weights():
+    text = "".join(Reader(page(example(), weights={"accuracy": 0.5})).text)
+    assert re.search(r"accuracy 1\.00 × 0\.5", text)
+
+
+def test_every_cell_has_its_label_for_narrow_screens():
+    cells = re.findall(r"<td( [^>]*)?>", page(example()))
+    labeled = [cell for cell in cells if "data-label" in cell]
+    assert labeled
+    assert len(labeled) == len([cell for cell in cells if "wide" not in cell])
+
+
+def test_an_ungraded_episode_has_no_verdict():
+    text = render_episode_page(example().episode, decode=decode, load_pixels=load_pixels)
+    reader = Reader(text)
+    assert "crop_video(start_time=0.0" in "".join(reader.text)
+    assert "ground truth" not in "".join(reader.text)
+    assert 'class="mark' not in text
 
 
 @pytest.mark.parametrize("with_tokens", [True, False])

@@ -35,9 +35,18 @@ from saccade.cli.terminal import (
 from saccade.cli.train import OutOption, ResumeOption, build_stage_command, train
 from saccade.config.load import load_recipe
 from saccade.errors import DataError, RunError, SaccadeError
-from saccade.reporting.console import EpisodePrinter, print_text, show_progress_lines, summarize_usage
+from saccade.reporting.console import (
+    EpisodePrinter,
+    explain_missing_answer,
+    print_text,
+    show_progress_lines,
+    summarize_usage,
+)
 from saccade.runs.run_folder import Run
 from saccade.utils.files import convert_file_errors
+from saccade.utils.jsonl import write_json
+
+MAX_REPLY_CHARS = 2000  # of a reply without an answer
 
 
 def configure_environment() -> None:
@@ -200,6 +209,8 @@ def ask(
     recipe: Annotated[
         str | None, typer.Option(help="A recipe; by default the run's, or one that suits the model.")
     ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="A JSON file to write the episode to.")] = None,
+    page: Annotated[Path | None, typer.Option(help="An HTML page to write, with every frame and token.")] = None,
 ) -> None:
     """Ask a model about videos or images, and print its reasoning, tool calls and answer."""
     load_recipe(recipe or "tiny/base", settings or ())  # before torch is imported: a typo is reported at once
@@ -215,10 +226,20 @@ def ask(
             settings=settings or (),
             on_event=printer,
         )
+    if json_file is not None:
+        print_text(out, f"wrote {write_json(json_file, episode)}")
+    if page is not None:
+        from saccade.runs.report import write_episode_page
+
+        print_text(out, f"wrote {write_episode_page(episode, model, page)}")
     if episode.error is not None:
         raise DataError(f"the episode failed: {episode.error}")
-    answer = f"Answer: {episode.answer}" if episode.answer else f"No answer ({episode.status.value})"
-    print_text(out, answer, style="bold")
+    if episode.answer:
+        print_text(out, f"Answer: {episode.answer}", style="bold")
+    else:
+        if episode.turns:
+            print_text(out, f"The last reply: {episode.turns[-1].reply.text.strip()[:MAX_REPLY_CHARS] or '(nothing)'}")
+        print_text(out, f"No answer: {explain_missing_answer(episode.status)}", style="bold")
     print_text(out, summarize_usage(episode), style="dim")
 
 

@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from saccade.types import BlockKind, Call, Episode, ToolResult
+from saccade.types import BlockKind, Call, Episode, EpisodeStatus, ToolResult
 from saccade.utils.text import escape_control_characters
 
 LOG_INTERVAL_SECONDS = 10.0  # between two lines of progress without a terminal
@@ -216,6 +216,19 @@ def describe_call(call: Call) -> tuple[str, str]:
     times = [f"{time:g}" if isinstance(time, int | float) else str(time) for time in (start, end)]
     window = f"{times[0]}-{times[1]} s" if start is not None and end is not None else call.name or "a call"
     return window, "\n".join(filter(None, lines))
+
+
+def explain_missing_answer(status: EpisodeStatus) -> str:
+    """Return why an episode of this status has no answer, and what would change it."""
+    reasons = {
+        EpisodeStatus.NO_ANSWER: "the model stopped without a tool call and without a closed <answer>; train it, or "
+        "give the recipe it was trained with (--recipe)",
+        EpisodeStatus.MAX_TURNS: "the turns ran out; raise environment.settings.max_turns",
+        EpisodeStatus.LENGTH: "a reply reached the limit of tokens; raise sampling.max_tokens",
+        EpisodeStatus.CONTEXT_FULL: "the conversation filled the context; raise "
+        "environment.settings.max_context_tokens, or show fewer frames",
+    }
+    return reasons.get(status, f"the episode ended as {status.value}")
 
 
 def summarize_usage(episode: Episode) -> str:

@@ -30,7 +30,7 @@ from saccade.types import (
 DecodeFn = Callable[[Sequence[int]], str]
 PixelLoader = Callable[[ImageRef], NDArray[Any]]
 
-THUMBNAIL_PIXELS = 96  # of a thumbnail's longer side, at most
+THUMBNAIL_PIXELS = 192  # of a thumbnail's longer side, at most; the page shows it small until it is clicked
 MAX_TOKENS_SHOWN = 1500  # shown one by one per reply; the rest is one piece of text
 REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # a token that ends within a character decodes to it
 _TAG_PATTERN = re.compile(rf"</?(?:{'|'.join(TAG_KINDS)})>")

@@ -42,6 +42,11 @@ class ReportSection:
     plots: tuple[Plot, ...] = ()
     has_wide_plots: bool = False
 
+    @property
+    def is_shown(self) -> bool:
+        """Return whether a page shows the section."""
+        return bool(self.tables or self.plots)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:

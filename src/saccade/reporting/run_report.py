@@ -18,7 +18,8 @@ from saccade.evaluation.compare import Comparison, Evaluation, compare_evaluatio
 from saccade.metrics.episode_metrics import has_run_tools
 from saccade.metrics.metric_log import read_metric_rows
 from saccade.metrics.statistics import Estimate
-from saccade.metrics.tables import Bar, Table, format_counts, format_estimate, format_optional
+from saccade.metrics.tables import Bar, Table, format_counts, format_difference, format_estimate, format_optional
+from saccade.plugins import get_object_name
 from saccade.reporting.episode_view import DecodeFn, EpisodeViewer, PixelLoader, format_answer
 from saccade.reporting.evaluation_report import SLICE_TITLES, build_tables
 from saccade.reporting.plots import (
@@ -33,11 +34,16 @@ from saccade.reporting.report import Plot, Report, ReportSection, format_markdow
 from saccade.training.alarms import ALARM_PREFIX, Alarm, prefix_validation
 from saccade.training.checkpoint import BEST_LINK, list_checkpoints
 from saccade.training.episode_log import RolloutRecord, list_recorded_steps, read_rollouts
-from saccade.types import ScoredEpisode
+from saccade.types import Episode, Score, ScoredEpisode
 from saccade.utils.files import write_text
 from saccade.utils.jsonl import read_json, write_json
 
 NUM_EXAMPLES = 12  # episodes on the page
+FILTERS = ("right", "wrong", "failed", "with a call", "without a call")  # of the page's episodes
+CHOICE_NOTE = (
+    "{count} of {total} episodes, in turn from the right and the wrong ones, with and without calls, and the failed "
+    "ones; within each, question types take turns. No episode is chosen for its score."
+)
 NUM_REASONS = 20  # rows of the outcomes of a step's episodes: errors may all differ
 STAGE_TITLES = {
     "sft": "Supervised cold start",
@@ -57,10 +63,10 @@ CALL_COLUMNS = (
 )
 EMPTY_RUN_WARNING = "This run holds no training step and no evaluation yet."
 RESULTS_NOTE = (
-    "Accuracy is in [0, 1]; intervals are 95 %, over clusters: all questions about one file together. The "
+    "Accuracy is in [0, 1]; intervals are 95 %, over clips: all questions about the same files together. The "
     "dotted mark is the constant-answer baseline: what the best constant answer scores. Calls are all that the model "
     "wrote, executed or not. Failed episodes count as wrong, and episodes without a score are in no mean. A change "
-    "is significant if there are at least 6 clusters, its interval excludes zero, and a sign test over clusters agrees."
+    "is significant if there are at least 6 clips, its interval excludes zero, and a sign test over clips agrees."
 )
 
 
@@ -86,13 +92,15 @@ def write_report(
     comparison = comparison or compare_evaluations(evaluations)
     values = {"summaries": comparison.summaries, "changes": comparison.changes, "metadata": dict(metadata or {})}
     recipe, stages, rollouts = folder / "recipe.yaml", read_metrics(folder), read_newest_rollouts(folder)
+    training = build_training_tables(folder, stages)
     report = Report(
         kind="run",
         title=folder.resolve().name,
+        statements=summarize_findings(training, comparison),
         metadata={**(metadata or {}), **collect_metadata(folder)},
         warnings=() if stages or evaluations else (EMPTY_RUN_WARNING,),
         sections=(
-            *build_training_tables(folder, stages),
+            *training,
             *build_results(comparison),
             *build_rollout_tables(rollouts),
             *build_call_tables(stages.get("rl", ())),
@@ -107,6 +115,7 @@ def write_report(
         evaluations={name: evaluation.scored for name, evaluation in evaluations.items()},
         rollouts=[] if evaluations else rollouts,
         recipe=recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else "",
+        weights=read_reward_weights(recipe),
         decode=decode,
         load_pixels=load_pixels,
     )
@@ -119,13 +128,82 @@ def render_run_page(
     evaluations: Mapping[str, Sequence[ScoredEpisode]],
     rollouts: Sequence[RolloutRecord] = (),
     recipe: str = "",
+    weights: Mapping[str, float] | None = None,
     decode: DecodeFn | None = None,
     load_pixels: PixelLoader | None = None,
 ) -> str:
-    """Render a run's report with example episodes: of the last evaluation that used tools, or else of the rollouts."""
+    """Render a run's report with example episodes: of the last evaluation that used tools, or else of the rollouts.
+
+    `weights` are those of the reward terms, by the names of the scores' parts.
+    """
     viewer = EpisodeViewer(decode, load_pixels)
-    examples = _build_examples(evaluations, viewer) or _build_rollout_examples(rollouts, viewer)
-    return render_template("run.html.j2", report=report, recipe=recipe, examples=examples, viewer=viewer)
+    examples, num_episodes = _build_examples(evaluations, viewer)
+    if not examples:
+        examples, num_episodes = _build_rollout_examples(rollouts, viewer)
+    filters = Counter(name for example in examples for name in example["filters"])
+    return render_template(
+        "run.html.j2",
+        report=report,
+        recipe=recipe,
+        examples=examples,
+        viewer=viewer,
+        weights=weights or {},
+        filters={name: filters[name] for name in FILTERS if 0 < filters[name] < len(examples)},
+        choice_note=CHOICE_NOTE.format(count=len(examples), total=num_episodes) if num_episodes > len(examples) else "",
+    )
+
+
+def render_episode_page(
+    episode: Episode, *, decode: DecodeFn | None = None, load_pixels: PixelLoader | None = None
+) -> str:
+    """Render one episode that nothing graded."""
+    viewer = EpisodeViewer(decode, load_pixels)
+    view = viewer.build_view(ScoredEpisode(episode=episode, score=Score(value=0.0)))
+    example = {**view, "evaluation": "", "note": "", "others": [], "is_graded": False, "filters": []}
+    report = Report(kind="episode", title=episode.task.question)
+    return render_template(
+        "run.html.j2",
+        report=report,
+        recipe="",
+        examples=[example],
+        viewer=viewer,
+        weights={},
+        filters={},
+        choice_note="",
+    )
+
+
+def summarize_findings(training: Sequence[ReportSection], comparison: Comparison) -> dict[str, str]:
+    """Return the head's sentences: how far the training is, and the accuracy of the newest evaluation."""
+    progress = [
+        row for section in training for table in section.tables if table.title == "Progress" for row in table.rows
+    ]
+    statements = {}
+    if progress:
+        statements["Training"] = "; ".join(f"{stage}: {steps} steps, {status}" for stage, steps, status, _ in progress)
+    if comparison.summaries:
+        name, summary = list(comparison.summaries.items())[-1]
+        baseline = summary.constant_baseline
+        text = f"{name}: accuracy {format_estimate(summary.accuracy)} over {summary.num_clusters} clips"
+        statements["Result"] = text + ("" if baseline is None else f"; the best constant answer scores {baseline:.2f}")
+        change = next((change for change in comparison.changes if change.after == name and not change.visibility), None)
+        if change is not None:
+            significance = "significant" if change.difference.is_significant else "not significant"
+            statements["Change"] = f"{format_difference(change.difference)} from {change.before}, {significance}"
+    return statements
+
+
+def read_reward_weights(recipe_file: Path) -> dict[str, float]:
+    """Return the weights of a recipe's reward terms by the names of their scores; those of environments are left out
+    where they differ.
+    """
+    if not recipe_file.is_file():
+        return {}
+    recipe, weights = load_recipe(str(recipe_file)), defaultdict[str, set[float]](set)
+    for terms in (recipe.rewards, *(config.rewards for config in recipe.environments.values() if config.rewards)):
+        for name, term in terms.items():
+            weights[get_object_name(name)].add(term.weight)
+    return {name: next(iter(values)) for name, values in weights.items() if len(values) == 1}
 
 
 def collect_metadata(folder: Path) -> dict[str, Any]:
@@ -179,7 +257,7 @@ def build_results(comparison: Comparison) -> list[ReportSection]:
         return []
     accuracy = Table(
         title="Accuracy",
-        header=("", "accuracy", "constant-answer baseline", "tasks / clusters"),
+        header=("", "accuracy", "constant-answer baseline", "tasks / clips"),
         rows=tuple(
             (
                 name,
@@ -223,7 +301,7 @@ def build_curves(stages: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Repo
             continue
         note = f"{len(rows)} steps. Points are steps, lines a running mean over about a tenth of them."
         if is_validation:
-            note = f"{len(rows)} validations, a point each. Bands are 95 % intervals over clusters."
+            note = f"{len(rows)} validations, a point each. Bands are 95 % intervals over clips."
         note += " Dotted lines are alarms." if find_alarm_steps(rows) else ""
         sections.append(ReportSection(title=STAGE_TITLES.get(stage, stage), notes=(note,), plots=plots))
     return sections
@@ -243,7 +321,16 @@ def choose_examples(scored: Sequence[ScoredEpisode], count: int) -> list[ScoredE
     return [ranked[1] for round_ in itertools.zip_longest(*groups) for ranked in round_ if ranked is not None][:count]
 
 
-def _build_examples(evaluations: Mapping[str, Sequence[ScoredEpisode]], viewer: EpisodeViewer) -> list[dict[str, Any]]:
+def list_filters(scored: ScoredEpisode) -> list[str]:
+    """Return the filters that show an episode."""
+    verdict = "failed" if scored.episode.error is not None else "right" if scored.score.is_correct else "wrong"
+    return [verdict, "with a call" if scored.episode.results else "without a call"]
+
+
+def _build_examples(
+    evaluations: Mapping[str, Sequence[ScoredEpisode]], viewer: EpisodeViewer
+) -> tuple[list[dict[str, Any]], int]:
+    """Return the views of the examples of an evaluation, and the number of its episodes."""
     # Rejected calls, as with tools off, don't count. The last evaluation with tools is that of the newest weights.
     with_tools = [name for name, scored in evaluations.items() if has_run_tools(scored)]
     name = (with_tools or list(evaluations) or [""])[-1]
@@ -252,13 +339,23 @@ def _build_examples(evaluations: Mapping[str, Sequence[ScoredEpisode]], viewer: 
         for item in scored if other != name else ():
             answer = "no answer" if item.episode.answer is None else format_answer(item.episode.answer)
             others[item.episode.task.digest].append((other, answer, item.score.correct or 0.0))
-    return [
-        {**viewer.build_view(item), "evaluation": name, "note": "", "others": others[item.episode.task.digest][:4]}
+    views = [
+        {
+            **viewer.build_view(item),
+            "filters": list_filters(item),
+            "evaluation": name,
+            "note": "",
+            "others": others[item.episode.task.digest][:4],
+            "is_graded": True,
+        }
         for item in choose_examples(evaluations.get(name, ()), NUM_EXAMPLES)
     ]
+    return views, len(evaluations.get(name, ()))
 
 
-def _build_rollout_examples(records: Sequence[RolloutRecord], viewer: EpisodeViewer) -> list[dict[str, Any]]:
+def _build_rollout_examples(
+    records: Sequence[RolloutRecord], viewer: EpisodeViewer
+) -> tuple[list[dict[str, Any]], int]:
     scored = {
         id(record.episode): (record, ScoredEpisode(episode=record.episode, score=record.score))
         for record in records
@@ -270,8 +367,9 @@ def _build_rollout_examples(records: Sequence[RolloutRecord], viewer: EpisodeVie
         record, _ = scored[id(item.episode)]
         note = f"{record.outcome}: {record.reason}" if record.reason else record.outcome
         name = f"{record.stage}, step {record.step}"
-        views.append({**viewer.build_view(item), "evaluation": name, "note": note, "others": []})
-    return views
+        own = {"filters": list_filters(item), "evaluation": name, "note": note, "others": [], "is_graded": True}
+        views.append({**viewer.build_view(item), **own})
+    return views, len(scored)
 
 
 def read_newest_rollouts(folder: Path) -> list[RolloutRecord]:
@@ -356,7 +454,7 @@ def build_training_tables(folder: Path, stages: Mapping[str, Sequence[Mapping[st
         columns = ("stage", "step", "alarm", "reason", "action")
         tables.append(Table(title="Alarms", header=columns, rows=tuple(alarms)))
     if validations:
-        names = ("stage", "step", "mode", "accuracy", "format compliance", "tasks / clusters")
+        names = ("stage", "step", "mode", "accuracy", "format compliance", "tasks / clips")
         tables.append(Table(title="Validations", header=names, rows=tuple(validations)))
     return [ReportSection(title="Training", tables=tuple(tables))]
 
@@ -380,7 +478,7 @@ def find_alarms(
 
 
 def _format_validation(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return step, mode, accuracy, format compliance, and tasks / clusters of each mode of a validation."""
+    """Return step, mode, accuracy, format compliance, and tasks / clips of each mode of a validation."""
     modes = [name.partition("/")[0] for name in row if name.endswith("/episodes")]
     return [
         (

@@ -9,10 +9,12 @@ from saccade.errors import DataError, ModelError, RunError
 from saccade.evaluation.compare import Evaluation, read_evaluations
 from saccade.media.cache import CachingMediaLoader
 from saccade.reporting.episode_view import DecodeFn
-from saccade.reporting.run_report import write_report
-from saccade.runs.pipeline import find_newest_weights
+from saccade.reporting.run_report import render_episode_page, write_report
+from saccade.runs.pipeline import find_newest_weights, is_address, resolve_checkpoint
 from saccade.runs.run_folder import Run
 from saccade.runs.run_lock import REPORT, RunLock
+from saccade.types import Episode
+from saccade.utils.files import write_text
 
 
 def report_run(folder: Path, page: Path | None = None) -> Path:
@@ -30,6 +32,16 @@ def report_run(folder: Path, page: Path | None = None) -> Path:
             load_pixels=CachingMediaLoader().load_pixels,
             page_path=page,
         )
+
+
+def write_episode_page(episode: Episode, model: str, page: Path) -> Path:
+    """Write the page of one episode that nothing graded; `model` is what `saccade ask` was given. Return the page."""
+    decode = None
+    if not is_address(model):
+        with contextlib.suppress(ModelError, RunError):
+            decode = load_renderer(str(resolve_checkpoint(Path(model)))).decode
+    text = render_episode_page(episode, decode=decode, load_pixels=CachingMediaLoader().load_pixels)
+    return write_text(page, text)
 
 
 def _read_evaluations(folder: Path) -> dict[str, Evaluation]:
