@@ -461,6 +461,10 @@ NUMBERS = [
     ("10 at most", (10,), None),
     ("10 people at least", (10,), None),
     ("10 max", (10,), None),
+    ("10 at the very least", (10,), None),
+    ("at the most 10", (10,), None),
+    ("10 or higher", (10,), None),
+    ("\u81f3\u5c11\u670910\u4e2a", (10,), None),  # there are at least 10
     ("max. 10", (10,), None),
     ("10 minutes", (), 10),
     ("upwards of 10", (10,), None),
@@ -876,7 +880,13 @@ def test_there_is_one_list_of_denials(word):
         *(("It is A.\nIt is C.", None), ("C \u2705", "C"), ("I pick C", "C"), (r"\boxed{A} no, \boxed{C}", "C")),
         *(("C, although A is possible", None), ("C was my guess, but it is wrong", None), ("C, sorry, A", None)),
         *(("If it were red, the answer would be A", None), ("A through C", None), ("A-C", None), ("A over B", None)),
-        *(("nothing suggests C", None), ("C lacks support", None), ("I disagree with C", None), ("I avoid C", None)),
+        *(
+            ("nothing suggests C", None),
+            ("C lacks support", None),
+            ("C has no support", None),
+            ("I disagree with C", None),
+            ("I avoid C", None),
+        ),
         *(
             ("C++", None),
             ("C#", None),

@@ -57,7 +57,8 @@ _CLOSING = r"[)\]}>'\"*$.]{0,4}"
 _DENIAL_AFTER = re.compile(
     rf"{_CLOSING},?(?:(?:\s+(?:{_BE})\b){{1,5}}\s+(?:not|n't|neither|(?:a |an |the (?:only )?)?{_VERDICT})"
     rf"|(?:\s+(?:{_BE})\b){{0,5}}\s+(?:cannot|never|\w{{1,8}}n't)\b"
-    rf"|\s*(?:=|:|\(|\[|,|-+|\s)\s*(?:a |an |the )?{_VERDICT}|\s*(?::|-+)\s*no\b(?! (?:doubt|question|problem))"
+    rf"|\s*(?:=|:|\(|\[|,|-+|\s)\s*(?:a |an |the )?{_VERDICT}"
+    r"|(?:\s*(?::|-+)|\s+ha(?:s|d|ve))\s*no\b(?! (?:doubt|question|problem))"
     rf"|\?+\s*(?:no|nope|wrong|not)\b|\s*[-(:]?\s*(?:[✗✘❌✖╳]|[\u4e00-\u9fff]{{0,6}}?(?:不(?!错)|没(?!错)|(?<!没)错|非(?!常)|有误|排除)))",
     re.IGNORECASE,
 )

@@ -596,6 +596,7 @@ _FUNCTIONS = (
     r"(?:log|ln|lg|exp|(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|sqrt|cbrt|abs|floor|ceil|round|gcd|lcm|mod|max(?:imum)?"
     r"|min(?:imum)?|square|cube|factorial|reciprocal|inverse|negative|opposite)"
 )
+_AT_LEAST = "at (?:the )?(?:very )?(?:least|most)"
 # What makes a number's value another one or leaves it open. "#" is a number.
 _AMBIGUOUS = re.compile(
     r"\b(?:half|halves|quarters?|dozens?|lakhs?|crores?|(?:hundred|thousand|[a-z]*illion)\w*|twice|double|triple|squared"
@@ -607,12 +608,13 @@ _AMBIGUOUS = re.compile(
     r"|[±∓√∛⌊⌈<>≤≥≠∞⩽⩾≦≧≲≳≪≫≮≯⪅⪆≶≷¬]|!\s*=|#\s?!|#[()\s]*\?|\+\s*/\s*-|-[\s({\[]*#"
     r"|\b(?:not|never|except|neither|nor|none)\b|n't\b|\|[\s-]*#\s*\||#[\s-]*(?:score|(?:degrees\s+)?below)\b"
     r"|\btoo (?:low|high|many|few|much|little|small|large|big|short|long)\b"
-    r"|(?:至[少多]|最[少多]|[超多少大小高低]于|超过|不足)\s?#|#[^\W\d_]?\s?(?:以[上下内]|多[^少]?(?:\Z|\W))|分之"
-    r"|#(?: [a-z]+){0,2},? (?:at (?:least|most)|max(?:imum)?|minimum|tops)\b|\bpoint #"
-    r"|\b(?:at (?:least|most)|(?:more|less|fewer|greater|larger|smaller|other) than(?: or equal to)?|up to"
+    r"|(?:至[少多]|最[少多]|[超多少大小高低]于|超过|不足)[有是为]?\s?#|#[^\W\d_]?\s?(?:以[上下内]|多[^少]?(?:\Z|\W))|分之"
+    rf"|#(?: [a-z]+){{0,2}},? (?:{_AT_LEAST}|max(?:imum)?|minimum|tops)\b|\bpoint #"
+    rf"|\b(?:{_AT_LEAST}|(?:more|less|fewer|greater|larger|smaller|other) than(?: or equal to)?|up to"
     r"|upwards? of)\s+#"
     r"|\b(?:over|under|above|below|beyond|exceed(?:s|ing)?|minimum of|maximum of|mod(?:ulo)?|minus)\s+#"
-    r"|#\s*(?:\+(?!\s*#)|(?:plus|minus|and change)\b|or (?:more|less|fewer|over|under)\b"
+    r"|#\s*(?:\+(?!\s*#)|(?:plus|minus|and change)\b"
+    r"|or (?:more|less|fewer|over|under|above|below|(?:high|low|great|larg|small)er)\b"
     r"|and (?:more|over|up|above|below)\b)"
 )
 # Between the last two numbers: then the last one is a part of a span, a list or a compound: `1 h 30 min`, `3 of the 4`.
