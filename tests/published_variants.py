@@ -144,6 +144,11 @@ def iterate_paravt_texts():
     yield "an answer without tags", build_paravt(f"{LOOK}It is blue."), LEARNED
     yield "two answers in one reply", build_paravt(f"{ANSWER} No: <answer>A</answer>"), LEARNED
     yield "special tokens", build_paravt(f"{LOOK}<|im_end|><|video_pad|><answer>B</answer>"), LEARNED
+    shown = [text_part("A jet."), {"type": "image_url", "image_url": {"url": "figure.png"}}]
+    for name, content in {"a frame and a text": shown, "a frame alone": shown[1:]}.items():
+        row = build_paravt(LOOK + CROP, "", ANSWER, as_json=False, tool_role="tool")
+        row["messages"][3]["content"] = content
+        yield f"a response with {name}", row, LEARNED
     for text in ("Error: nothing is shown.", "Word. " * 900, "a\n\nb", "{}", "</think>", "[cut]"):
         yield f"a sub-agent's {text[:12]!r}", build_paravt(LOOK + CROP, respond(text), ANSWER), LEARNED
 
@@ -175,6 +180,10 @@ def iterate_paravt_bad():
         yield f"a call with {name}", row, Refusal.ERROR_RESULT
         mixed = build_paravt(f"{LOOK}{CROP}<tool_call>{body}</tool_call>", respond("Red.", "Blue."), ANSWER)
         yield f"a good call beside one with {name}", mixed, Refusal.ERROR_RESULT
+    for error in ("[Error: crop_video failed: no frame]", "[Error cropping 2.0s-9.5s]", "[Error]"):
+        yield f"the response {error}", build_paravt(LOOK + CROP, respond(error), ANSWER), Refusal.ERROR_RESULT
+        row = build_paravt(LOOK + CROP * 2, respond("Red.", error), ANSWER)
+        yield f"a text beside the response {error}", row, Refusal.ERROR_RESULT
     for name, call in {
         "another tool": format_call("crop_audio", start_time=2, end_time=9),
         "no JSON": "<tool_call>crop the video</tool_call>",
@@ -225,6 +234,14 @@ def iterate_paravt_unreadable():
         "a quoted answer beside a call": (f"<think>As <answer>B</answer>.</think>{CROP}",),
     }.items():
         yield name, build_paravt(*turns), "messages"
+    both = [text_part(respond("Red.", "Blue.")), {"type": "image_url", "image_url": {"url": "figure.png"}}]
+    for name, calls, content in (
+        ("an image for either of two calls", CROP * 2, both),
+        ("a video in a response", CROP, [text_part("Red."), {"type": "video_url", "video_url": {"url": "video.mp4"}}]),
+    ):
+        row = build_paravt(LOOK + calls, "", ANSWER, as_json=False)
+        row["messages"][3] = {"role": "tool", "content": content}
+        yield name, row, "messages"
     question = text_part("Who?")
     yield "a placeholder without its video", build_paravt(ANSWER, user=[{"type": "video"}, question]), "messages"
     yield "an image's placeholder in the text", build_paravt(ANSWER, user=[text_part("<image> Who?")]), "messages"

@@ -3,8 +3,9 @@
 user ──> assistant (calls) ──> tool ──> assistant (answer) ──> user (another question) ──> ...
 └──────────────── one demonstration ────────────────┘        └── the next one
 
-A tool response becomes the reply of a sub-agent, call by call; the output of Python code becomes a recorded result. An
-image belongs to the message whose placeholder shows it: a user's belongs to the task, a figure to the result.
+A tool response becomes the reply of a sub-agent, call by call; the output of Python code, a response with images and
+one that reports an error become recorded results. An image belongs to the message that shows it: a user's belongs to
+the task, a figure to the result.
 """
 
 import builtins
@@ -36,6 +37,9 @@ _PLACEHOLDER_PATTERNS = {kind: re.compile(f"<{kind.value}>") for kind in MediaKi
 # PyVision's names around an image, which its environment writes: <image_clue_0><image></image_clue_0>
 _IMAGE_NAME_PATTERN = re.compile(r"<image_clue_\d+>\s*</image_clue_\d+>[ \t]*\n{0,2}")
 _INTERPRETER_PATTERN = re.compile(r"(?:(?<!\s)\s++)?<interpreter>(.*?)(?:</interpreter>\s*+|\Z)", re.DOTALL)
+
+
+_ERROR_RESPONSE_PATTERN = re.compile(r"\[Error\b:?\s*(.*)\]", re.DOTALL)  # a whole tool response, as ParaVT writes it
 
 
 def _is_exception(value: object) -> bool:
@@ -307,9 +311,14 @@ def _parse_turns(responses: Sequence[SourceMessage]) -> _Turns:
     results: list[tuple[RecordedResult, ...]] = []
     for reply, messages in zip(completed[:-1], tool_messages[:-1], strict=True):
         calls = parse_reply(reply).calls
-        asks_sub_agents = any(call.ok and call.name != "python" for call in calls)
-        children.append(_parse_tool_responses(messages, len(calls)) if asks_sub_agents else ())
-        results.append(() if asks_sub_agents else tuple(message.parse_result() for message in messages))
+        if not any(call.ok and call.name != "python" for call in calls):
+            children.append(())
+            results.append(tuple(message.parse_result() for message in messages))
+            continue
+        recorded = _parse_tool_responses(messages, len(calls))
+        is_recorded = any(result.images or result.error is not None for result in recorded)
+        children.append(() if is_recorded else tuple(result.text for result in recorded))
+        results.append(recorded if is_recorded else ())
     return _Turns(completed, tuple(children) if any(children) else (), tuple(results))
 
 
@@ -319,17 +328,24 @@ def _complete_thought(reply: str) -> str:
     return f"<think>\n{reply}" if tag is not None and tag[0] == "</think>" else reply
 
 
-def _parse_tool_responses(messages: Sequence[SourceMessage], num_calls: int) -> tuple[str, ...]:
-    """Return the sub-agents' answers that follow a reply, one per call."""
-    texts: list[str] = []
+def _parse_tool_responses(messages: Sequence[SourceMessage], num_calls: int) -> tuple[RecordedResult, ...]:
+    """Return the tool responses that follow a reply, one per call."""
+    results: list[RecordedResult] = []
     for message in messages:
-        tagged = [text.strip() for text in find_bodies("tool_response", message.text)]
-        texts += tagged or [message.text.strip()]
-    if len(texts) != num_calls:
-        raise ValueError(f"a turn has {num_calls} calls and {len(texts)} tool responses")
-    if not all(texts):
+        bodies = [text.strip() for text in find_bodies("tool_response", message.text)] or [message.text.strip()]
+        if any(media.kind is not MediaKind.IMAGE for media in message.media):
+            raise ValueError("a tool response shows a video, and a result of a call has images at most")
+        if message.media and len(bodies) != 1:
+            raise ValueError(f"a message of {len(bodies)} tool responses shows images, which may belong to any of them")
+        for body in bodies:
+            error = _ERROR_RESPONSE_PATTERN.fullmatch(body)
+            text = {"text": body} if error is None else {"error": error[1].strip() or body}
+            results.append(RecordedResult(**text, images=message.media))
+    if len(results) != num_calls:
+        raise ValueError(f"a turn has {num_calls} calls and {len(results)} tool responses")
+    if not all(result.text or result.images or result.error for result in results):
         raise ValueError("a tool response has no text")
-    return tuple(texts)
+    return tuple(results)
 
 
 def add_system_prompt(extras: Mapping[str, Any], messages: Sequence[SourceMessage]) -> dict[str, Any]:

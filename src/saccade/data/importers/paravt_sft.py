@@ -14,7 +14,7 @@ class _ParaVtSftRow(RowModel):
 def paravt_sft(row: SourceRow, *, wrap_answer: bool = True) -> Iterator[Demonstration]:
     """Yield a demonstration per question of `messages` (a list or JSON); tool responses become sub-agent replies.
 
-    Images in a tool response are dropped: the tool returns its own when the demonstration is replayed.
+    A response with images is the recorded result of its call; so is one that reports an error.
     """
     yield from build_demonstrations(
         row,
