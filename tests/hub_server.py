@@ -1,4 +1,4 @@
-"""A local HTTP server with the endpoints of the Hugging Face hub that downloading a dataset needs."""
+"""A local HTTP server with the endpoints of the Hugging Face hub that downloading a dataset or a model needs."""
 
 import hashlib
 import re
@@ -41,8 +41,16 @@ def serve_hub():
         def answer(self, body):
             path = unquote(urlsplit(self.path).path)
             hub.requests.append(f"{self.command} {path}")
-            listing = re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(?:/revision/(.+))?", path)
-            download = re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
+            listing = re.fullmatch(r"/api/(?:datasets|models)/([^/]+/[^/]+)(?:/revision/(.+))?", path)
+            download = re.fullmatch(r"(?:/datasets)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
+            tree = re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/(.+)", path)
+            if tree:
+                files = hub.datasets[tree[1]][tree[2]][1]
+                rows = [
+                    {"type": "file", "path": file, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                    for file, data in files.items()
+                ]
+                return self.send(200, rows, body=body)
             if not listing and not download:
                 return self.send(404, b"", body=body)
             name, revision = (listing or download)[1], (listing or download)[2] or "main"

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from archive_cases import build_zip
@@ -11,9 +12,11 @@ from error_cases import raises
 from hub_server import serve_hub
 from huggingface_hub import errors
 
+from saccade.config.load import load_recipe
 from saccade.data.dataset import load_tasks
 from saccade.data.hub import HubClient
-from saccade.errors import ConfigError, DataError, RunError
+from saccade.errors import ConfigError, DataError, ModelError, RunError
+from saccade.runs import pipeline
 
 ROW = {"media": "a.mp4", "question": "Which colour?", "answer": "red"}
 
@@ -23,6 +26,40 @@ def hub():
     with serve_hub() as hub:
         hub.add_dataset("made/videos", {"data/test-0.jsonl": json.dumps(ROW), "old/x.jsonl": "{}", "v/1.mp4": b"x" * 9})
         yield hub
+
+
+@pytest.fixture
+def model_hub(hub, tmp_path, monkeypatch):
+    """A hub with a model, an empty cache, and a working directory without a folder of the owner's name."""
+    hub.add_dataset("made/tiny-vl", {"config.json": "{}", "model.safetensors": "x", "extra/demo.mp4": b"x"})
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("saccade.data.hub.DEFAULT_ENDPOINT", hub.url)
+    monkeypatch.chdir(tmp_path)
+    return hub
+
+
+def test_a_model_is_downloaded_once_without_other_files(model_hub):
+    folder = pipeline.resolve_checkpoint(Path("made/tiny-vl"))
+    assert sorted(path.name for path in folder.rglob("*")) == ["config.json", "model.safetensors"]
+    assert pipeline.resolve_checkpoint(Path("made/tiny-vl"), downloads=False) == folder
+    recipe = pipeline.with_paths(load_recipe("tiny/base"), folder=Path("run"), model=Path("made/tiny-vl"))
+    assert recipe.model.path == str(folder.resolve())
+
+
+def test_a_model_that_is_nowhere_is_an_error(model_hub, tmp_path):
+    for name, downloads in (("made/tiny-vl", False), ("made/none", True)):
+        num_requests = len(model_hub.requests)
+        with raises(ModelError, key=name):
+            pipeline.resolve_checkpoint(Path(name), downloads=downloads)
+        assert (len(model_hub.requests) > num_requests) is downloads
+    (tmp_path / "runs").mkdir()
+    assert pipeline.resolve_checkpoint(Path("runs/none")) == Path("runs/none")  # a path: its folder exists
+
+
+def test_a_model_needs_huggingface_hub(model_hub, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with raises(ConfigError, key="huggingface_hub", value="made/tiny-vl"):
+        pipeline.resolve_checkpoint(Path("made/tiny-vl"))
 
 
 def make_client(hub, tmp_path):

@@ -13,6 +13,7 @@ from saccade.data.dataset import find_item, write_items
 from saccade.data.synthetic.video_writer import write_video
 from saccade.data.validate import validate_dataset
 from saccade.errors import DataError
+from saccade.media import video
 from saccade.types import AnswerType, Demonstration, Media, MediaKind, Task
 
 
@@ -93,6 +94,18 @@ def test_subtitle_files_are_checked(folder, name, expected):
     assert findings(folder, rows) == [expected]
     if name == "empty.srt":
         assert findings(folder, rows, open_media=False) == [{}]
+
+
+def test_a_damaged_video_with_a_whole_timeline_is_found(folder):
+    noise = np.random.default_rng(0).integers(0, 256, (48, 64, 64, 3), np.uint8)
+    write_video(folder / "damaged.mp4", noise, 4.0)
+    content = bytearray((folder / "damaged.mp4").read_bytes())
+    start = content.index(b"mdat") + len(content) // 4
+    content[start : start + len(content) // 3] = bytes(len(content) // 3)
+    (folder / "damaged.mp4").write_bytes(content)
+    assert video.probe_video(str(folder / "damaged.mp4")).num_frames == 48
+    assert findings(folder, [task(1), task(2, "damaged.mp4")]) == [{"unreadable": 1}]
+    assert findings(folder, [task(1), task(2, "damaged.mp4")], open_media=False) == [{}]
 
 
 def test_clip_in_two_splits_is_a_leak_under_any_name(folder):

@@ -46,6 +46,19 @@ NAMES = st.sampled_from([None, "x", "y", "z", ["x", "y"]])
 ROWS = st.lists(st.tuples(NAMES, st.sampled_from("pq")), min_size=2, max_size=40)
 
 
+def test_the_constant_answer_baseline_of_a_limit_is_that_of_the_whole_file(tmp_path):
+    """Of eight "red" and eight "blue" tasks a sample of one has one answer, which then seems to be always right."""
+    tasks = [task(f"t-{i}", ground_truth="red" if i % 2 else "blue") for i in range(16)]
+    Subset(limit=1).compute_weights(tasks).write(tmp_path / "test.jsonl")
+    weights = read_stratified_weights(tmp_path / "test.jsonl")
+    scored = [make_scored(item, 1.0) for item in Subset(limit=1).select(tasks)]
+    baselines = [
+        compare_evaluations({"a": Evaluation(scored=scored, weights=stored)}).summaries["a"].constant_baseline
+        for stored in (weights, None)
+    ]
+    assert baselines == [0.5, 1.0]
+
+
 def test_weights_by_hand():
     paths = {f"x{i}": (("x",), ("p",) if i < 6 else ("q",)) for i in range(8)}  # six of x p, two of x q
     paths |= {f"y{i}": (("y",), ("p",)) for i in range(4)}  # and four of y

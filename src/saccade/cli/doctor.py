@@ -50,7 +50,7 @@ def doctor(
     configured = [name for name in STAGES if name == "eval" or name in loaded.model_fields_set]
     configured = ["eval"] if uses_chat_engine(loaded) else configured  # a chat API has no weights to train
     stages = parse_stages(stage) if stage else configured
-    loaded = pipeline.with_paths(loaded, folder=folder, model=weights, data=data)
+    loaded = pipeline.with_paths(loaded, folder=folder, model=weights, data=data, downloads=False)
     results = [pipeline.check_run(folder, loaded, stages, uses_own_tasks=not bench)]
     if bench:
         from saccade.cli.benchmark import BenchmarkData, check_benchmarks

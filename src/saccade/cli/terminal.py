@@ -65,8 +65,10 @@ Settings = Annotated[
     typer.Argument(help="Settings of the recipe, such as rl.optim.lr=1e-6.", autocompletion=complete_setting),
 ]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
-ModelPath = Annotated[str | None, typer.Option("--model", help="A checkpoint, or a run for its newest one.")]
-MODEL_OR_SERVER = typer.Option("--model", help="A checkpoint, a run, or the URL of a chat completions server.")
+ModelPath = Annotated[
+    str | None, typer.Option("--model", help="A checkpoint, a run for its newest one, or a model of the hub.")
+]
+MODEL_OR_SERVER = typer.Option("--model", help="A checkpoint, a run, a model of the hub, or a chat server's URL.")
 RecipeName = Annotated[
     str,
     typer.Argument(

@@ -1,4 +1,6 @@
-"""Download datasets of the Hugging Face hub into ordinary folders; the only module that uses huggingface_hub, an extra.
+"""Download datasets of the Hugging Face hub into ordinary folders, and models into its cache.
+
+The only module that uses huggingface_hub, an extra.
 
     hub:main, hub:1a2b3c                a revision, for a benchmark, which names its dataset itself
     hub:owner/name/data/a.parquet       a file of a dataset; hub:owner/name@1a2b3c/... pins a revision
@@ -28,7 +30,7 @@ from saccade.data.archives import (
     require_disk_space,
     unpack,
 )
-from saccade.errors import ConfigError, DataError, convert_errors
+from saccade.errors import ConfigError, DataError, ModelError, convert_errors
 from saccade.utils.files import OS_ERROR_HINTS, convert_file_errors, write_text
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -36,6 +38,8 @@ DEFAULT_CACHE_DIR = "~/.cache/saccade/hub"
 HUB_PREFIX = "hub:"
 DEFAULT_REVISION = "main"
 LISTING_TIMEOUT = 30.0  # seconds
+_MODEL_NAME_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_MODEL_FILE_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]  # weights, tokenizer, configurations
 _FILE_ADDRESS_PATTERN = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?/(?P<file>.+)")
 
 
@@ -226,6 +230,39 @@ class HubClient:
                     raise cause from None
             explanation = next((text for kind, text in explanations.items() if isinstance(cause, kind)), str(error))
             raise DataError(explanation, key=name) from cause
+
+
+def is_model_name(text: str) -> bool:
+    """Return whether a text is the name of a model on the hub rather than a path: owner/name, without such a folder.
+
+    >>> is_model_name("Qwen/Qwen3-VL-8B-Instruct"), is_model_name("./a/b"), is_model_name("a/b/c")
+    (True, False, False)
+    """
+    return _MODEL_NAME_PATTERN.fullmatch(text) is not None and not Path(text).parent.exists()
+
+
+def find_model(name: str, *, downloads: bool = True) -> Path:
+    """Return the folder of a published model in the cache of huggingface_hub, downloading the files it lacks.
+
+    Without `downloads` only the cache is read. Raises ConfigError without huggingface_hub, ModelError for a model that
+    is neither in the cache nor on the hub.
+    """
+    command = f"hf download {name} --local-dir models/{name.rpartition('/')[2]}"
+    try:
+        check_installed()
+    except ConfigError as error:
+        message = f"{error}; or download the model elsewhere with: {command}"
+        raise ConfigError(message, key="huggingface_hub", value=name) from error
+    from huggingface_hub import snapshot_download
+
+    fix = f"check the name, or the network; `{command}` downloads it, and --model then names that folder"
+    message = f"there is no folder {name}, and no such model is in the cache"
+    message += f"; {fix}" if not downloads else f" or could be downloaded from {DEFAULT_ENDPOINT}; {fix}"
+    with convert_errors(ModelError, message, key=name, value=name):
+        folder = snapshot_download(
+            name, allow_patterns=_MODEL_FILE_PATTERNS, endpoint=DEFAULT_ENDPOINT, local_files_only=not downloads
+        )
+    return Path(folder)
 
 
 def _read_snapshot(folder: Path) -> DatasetSnapshot:

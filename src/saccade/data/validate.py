@@ -15,11 +15,13 @@ from saccade.data.dataset import detect_item_type, find_task_problem, get_task, 
 from saccade.data.source_row import SourceRow, iterate_rows_with_errors
 from saccade.errors import DataError, MediaError
 from saccade.media import hashing, image, video
+from saccade.media.frame_sampling import sample_uniform_times
 from saccade.media.subtitles import find_subtitles, read_cues
 from saccade.types import AnswerType, Demonstration, Media, MediaKind, Task
 from saccade.utils.hashing import compute_digest
 
 MAX_EXAMPLES = 3  # per finding
+DECODED_FRAMES = 8  # of each video, evenly spread
 MAX_LETTER_SHARE = 0.6  # of one letter among the answers; a larger share is reported
 MIN_CHOICE_TASKS = 50  # with fewer choice tasks, letter shares aren't reported
 
@@ -208,7 +210,10 @@ def _inspect_file(path: str, kind: MediaKind | None, *, open_media: bool) -> _Me
             if kind is None:
                 read_cues(path)
             elif kind is MediaKind.VIDEO:
-                info.duration = video.probe_video(path).duration
+                index = video.index_video(path)
+                info.duration = index.info.duration
+                times = sample_uniform_times(index.info.duration, min(DECODED_FRAMES, index.info.num_frames))
+                video.decode_frames(index, times, size=(32, 32))  # a damaged file may have a whole timeline
             else:
                 image.read_image(path)
             info.content_hash = _hash_value(hashing.compute_file_digest(path))

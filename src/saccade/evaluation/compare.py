@@ -171,9 +171,13 @@ def _summarize(name: str, evaluation: Evaluation, cluster_key: Callable[[Task], 
     clusters = assign_clusters(scored, cluster_key)
     tasks = list({get_task_digest(outcome): restore_options(outcome.episode.task) for outcome in scored}.values())
     wordings = assign_wordings(tasks)
+    baselines = compute_wording_baselines(tasks)
+    if evaluation.weights is not None:  # of the whole file: in a small sample, a constant answer is right by chance
+        known = evaluation.weights.constant_baselines
+        baselines |= {task.digest: known[task.id] for task in tasks if task.id in known}
     summary = summarize(
         scored,
-        constant_baselines=compute_wording_baselines(tasks),
+        constant_baselines=baselines,
         slices={"overview": classify_overview, "wording": lambda outcome: wordings.get(get_task_digest(outcome))},
         ungraded=evaluation.ungraded,
         clusters=clusters,

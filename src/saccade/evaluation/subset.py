@@ -12,9 +12,10 @@ stores the weights next to the results.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from saccade.data.constant_baseline import compute_wording_baselines
 from saccade.errors import ConfigError
 from saccade.evaluation.benchmarks.base import StratumFn, get_stratum_labels
 from saccade.types import Task
@@ -56,12 +57,14 @@ class Shard:
 class StratifiedWeights:
     """Map sampled task ids to the number of tasks, out of `full_set_size`, that each represents.
 
-    `uncovered` is the fraction of the full set in strata without a sampled task.
+    `uncovered` is the fraction of the full set in strata without a sampled task. `constant_baselines` are those of the
+    sampled tasks that have one: the score of the best constant answer to the same wording over the full set.
     """
 
     full_set_size: int
     weights: Mapping[str, float]
     uncovered: float
+    constant_baselines: Mapping[str, float] = field(default_factory=dict)
 
     def covers(self, tasks: set[str]) -> bool:
         """Return whether all of these task ids were sampled."""
@@ -154,9 +157,16 @@ class Subset:
             name: tuple(tuple(_get_unit_labels(unit, names)) for names in self.strata) for name, unit in units.items()
         }
         weights, uncovered = compute_stratified_weights(rows, sampled)
+        weights_by_task = {task.id: weight for name, weight in weights.items() for task in units[name]}
+        baselines = compute_wording_baselines(tasks)
         return StratifiedWeights(
             full_set_size=len(tasks),
-            weights={task.id: weight for name, weight in weights.items() for task in units[name]},
+            weights=weights_by_task,
+            constant_baselines={
+                task.id: baselines[task.digest]
+                for task in tasks
+                if task.id in weights_by_task and task.digest in baselines
+            },
             uncovered=sum(len(units[name]) for name in uncovered) / len(tasks),
         )
 

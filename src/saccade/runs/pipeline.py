@@ -20,6 +20,7 @@ from saccade.checks.run_checks import Check, PlannedRun, report_checks, require_
 from saccade.config.load import load_recipe, resolve_model_path
 from saccade.config.schema import PluginConfig, Recipe
 from saccade.data.dataset import iterate_items, load_recipe_data
+from saccade.data.hub import find_model, is_model_name
 from saccade.data.mixture import Mixture
 from saccade.data.synthetic import build_tokenizer_pieces, generate_dataset, validate_dataset
 from saccade.data.synthetic.contact_sheet import draw_contact_sheet
@@ -64,16 +65,22 @@ TINY_TOKEN_PIXELS = 16  # pixels per side of a visual token of the tiny models; 
 
 
 def with_paths(
-    recipe: Recipe, *, folder: Path | None = None, model: Path | None = None, data: Path | None = None
+    recipe: Recipe,
+    *,
+    folder: Path | None = None,
+    model: Path | None = None,
+    data: Path | None = None,
+    downloads: bool = True,
 ) -> Recipe:
     """Return the recipe with the paths of a model and of a synthetic dataset, as the run in `folder` stores them.
 
     Paths inside the run's folder are relative to it, so that the folder can be moved; all others are absolute, so that
     the run can be resumed from any directory. A relative model path of the recipe is resolved against the run's folder
-    if it exists there, else against the working directory. Raises RunError if `data` is a file.
+    if it exists there, else against the working directory. `downloads` is as in `resolve_checkpoint`. Raises RunError
+    if `data` is a file.
     """
     if model is not None:
-        model = resolve_checkpoint(model)
+        model = resolve_checkpoint(model, downloads=downloads)
     elif recipe.model.path:
         inside = None if folder is None else folder / recipe.model.path
         model = inside if inside is not None and inside.exists() else Path(recipe.model.path)
@@ -105,10 +112,16 @@ def find_newest_weights(run_folder: Path, stage: str | None = None) -> Path | No
     return next((saved.folder for saved in newest if saved), None)
 
 
-def resolve_checkpoint(path: Path) -> Path:
-    """Return a checkpoint's path, or the newest checkpoint of a run. Raises RunError for a run without one."""
+def resolve_checkpoint(path: Path, *, downloads: bool = True) -> Path:
+    """Return a checkpoint's path, the newest checkpoint of a run, or the folder of a model of the hub (owner/name).
+
+    Without `downloads` only a model that was downloaded before is found. Raises RunError for a run without a
+    checkpoint, ModelError for a model that the hub doesn't have.
+    """
     if "\0" in str(path):
         raise RunError(f"{str(path)!r} can't be a path: it contains a null character", key="--model", value=str(path))
+    if not path.exists() and is_model_name(str(path)):
+        return find_model(str(path), downloads=downloads)
     if not (path / "recipe.yaml").exists():
         return path
     weights = find_newest_weights(path)
@@ -144,6 +157,8 @@ def load_for_inference(model: str | Path, *, recipe: str = "", settings: Sequenc
     `recipe` defaults to `find_default_recipe(model)`; `settings` are dotted overrides. Raises SaccadeError for a model
     that can't be used.
     """
+    if not is_address(model):
+        model = resolve_checkpoint(Path(model)) if is_model_name(str(model)) else model
     name, overrides = (recipe, ()) if recipe else find_default_recipe(model)
     loaded, weights = load_with_model(name, [*overrides, *settings], str(model))
     used = remove_rewards(apply_evaluation_settings(loaded))
