@@ -112,8 +112,15 @@ class WeightSource(Protocol):
     def copy_layers_to_cpu(self) -> tuple[Mapping[str, Any], ...]:
         """Return a copy of each layer's tensors, by their names in a checkpoint."""
 
+    @property
+    def has_adapters(self) -> bool:
+        """Return whether the trained weights are LoRA adapters."""
+
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face checkpoint folder."""
+        """Write a Hugging Face checkpoint folder, with adapters merged."""
+
+    def export_adapters(self, folder: Path) -> None:
+        """Write the adapters alone into a folder, in peft's format."""
 
     def compute_token_logprobs(
         self, ledger: Ledger, tokens: Sequence[int], load_pixels: Callable[[ImageRef], Any]

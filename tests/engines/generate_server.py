@@ -9,12 +9,15 @@ import base64
 import io
 import json
 import math
+import re
 import select
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import http_server
 from PIL import Image
+from safetensors.torch import load_file
 from token_gate import TokenGate
 
 LABEL = "default"
@@ -40,6 +43,7 @@ class Served:
         self.well.set()
         self.lock = threading.Condition()
         self.label, self.paused, self.orders = LABEL, False, []
+        self.adapters = {}  # the tensors of each loaded LoRA adapter, by its name
 
     def hold_replies(self, limit):
         """Hold each reply that starts from now on after `limit` tokens; return the gate, which releases them."""
@@ -77,6 +81,8 @@ class Served:
                 if path == "/finish_weight_update" and response[0] == 200:
                     self.label = body["weight_version"]
             return response
+        if path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            return self.change_adapters(path, body)
         if path not in ORDERS:
             return None
         with self.lock:
@@ -87,6 +93,23 @@ class Served:
             self.label = body["new_version"] if path == "/update_weight_version" and not self.deaf else self.label
             self.lock.notify_all()
         return 200, {"success": True}
+
+    def change_adapters(self, path, body):
+        """Load or unload an adapter, as strictly as vLLM."""
+        name, is_known = body["lora_name"], body["lora_name"] in self.adapters
+        if path == "/v1/unload_lora_adapter":
+            return (200, b'"Success"') if self.adapters.pop(name, None) else (404, {"error": {"message": "not found"}})
+        if is_known or set(body) != {"lora_name", "lora_path"}:
+            return 400, {"error": {"message": f"{name} has already been loaded, or a field is unknown"}}
+        folder = Path(body["lora_path"])
+        config = json.loads((folder / "adapter_config.json").read_text())
+        tensors = load_file(folder / "adapter_model.safetensors")
+        pattern = r"base_model\.model\.model\.language_model\.layers\.\d+\.\w+\.(\w+)\.lora_[AB]\.weight"
+        modules = {re.fullmatch(pattern, name)[1] for name in tensors}
+        ranks = {min(value.shape) for value in tensors.values()}
+        is_valid = config["peft_type"] == "LORA" and modules == {*config["target_modules"]} and ranks == {config["r"]}
+        self.adapters[name] = tensors
+        return (200, b'"Success"') if is_valid else (500, {"error": {"message": "malformed adapter"}})
 
 
 def reply_to(body, renderer, **changes):
@@ -148,6 +171,8 @@ def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None,
                 return self.act(body, "hang up") if served.sick else self.answer(response[1], response[0])
             if "allowed_token_ids" in body["sampling_params"]:  # a handshake
                 return self.answer(reply_to(body, renderer, weight_versions=served.sample(1)))
+            if body.get("model", "") not in ("", *served.adapters):
+                return self.answer({"error": {"message": "the model does not exist"}}, 404)
             with served.lock:
                 served.mixed += bool(served.workers and served.workers.mixed and not served.paused)
                 number = len(served.bodies)

@@ -5,15 +5,18 @@ import threading
 import time
 
 import pytest
+import torch
 from error_cases import raises
 from generate_server import RESETS, server
 from polling import wait_until
 
 from saccade.config.schema import ModelConfig
+from saccade.engines.sglang import Sglang
 from saccade.engines.vllm import Vllm
-from saccade.errors import BrokenEngineError, EngineError
+from saccade.errors import BrokenEngineError, ConfigError, EngineError
 from saccade.ledger import Ledger
 from saccade.models.backbone import Backbone
+from saccade.models.lora import get_adapter_weights
 from saccade.rollouts.runner import append_completion
 from saccade.testing import FakeMediaLoader
 from saccade.types import GenerationRequest, Message, SamplingParams
@@ -352,7 +355,7 @@ def test_rollouts_continue_while_the_weights_are_copied(backbone, engine_at):
     renderer, is_copying, has_reply = backbone.renderer, threading.Event(), threading.Event()
 
     class SlowSource:
-        dtype = backbone.dtype
+        dtype, has_adapters = backbone.dtype, False
         state_dict = backbone.state_dict
 
         def save(self, folder):
@@ -380,6 +383,8 @@ def test_cancelling_the_copy_deletes_it_and_keeps_the_old_version(backbone, engi
     is_copying, may_end = threading.Event(), threading.Event()
 
     class SlowSource:
+        has_adapters = False
+
         def save(self, folder):
             is_copying.set()
             may_end.wait(120)
@@ -402,6 +407,80 @@ def test_cancelling_the_copy_deletes_it_and_keeps_the_old_version(backbone, engi
     with server(backbone.renderer) as served:
         asyncio.run(body(served))
     assert served.label.startswith("saccade-1-")
+
+
+# ---- LoRA adapters ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lora_backbone(tiny_folder):
+    return Backbone(ModelConfig(path=tiny_folder, num_threads=1, lora_rank=4))
+
+
+def test_adapters_are_loaded_beside_the_base_weights(lora_backbone, engine_at, tmp_path):
+    """Each version replaces the one before; a restarted server, which has none, loads the current one."""
+    renderer, sampling = lora_backbone.renderer, SamplingParams(max_tokens=3)
+
+    async def reply_of(engine):
+        (reply,) = await asyncio.gather(*start_replies(engine, renderer, sampling))
+        return reply.version
+
+    async def body(served):
+        engine = engine_at(served, lora="adapters", in_flight="drain", weight_dir=str(tmp_path), max_retries=9)
+        assert await reply_of(engine) == 0
+        assert "model" not in served.bodies[-1]
+        for version in (1, 2):
+            for value in get_adapter_weights(lora_backbone.model).values():
+                value.add_(1)
+            if version == 2:
+                served.refuses, served.num_refusals = "/update_weight_version", 4  # the update fails, and is repeated
+            await engine.sync_weights(lora_backbone, version)
+            assert await reply_of(engine) == version
+            assert served.bodies[-1]["model"] == served.label
+            assert [*served.adapters] == [served.label]
+            (folder,) = tmp_path.iterdir()
+            assert {file.name for file in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+        loaded = served.adapters.pop(served.label)
+        served.label = "default"
+        assert await reply_of(engine) == 2
+        assert [*served.adapters] == [served.label]
+        await engine.close()
+        return loaded
+
+    with server(renderer) as served:
+        loaded = asyncio.run(body(served))
+    assert count_loads(served) == 0
+    weights = get_adapter_weights(lora_backbone.model)
+    assert loaded.keys() == {f"base_model.model.{name.replace('.default.', '.')}" for name in weights}
+    for name, value in weights.items():
+        assert torch.equal(loaded[f"base_model.model.{name.replace('.default.', '.')}"], value)
+
+
+@pytest.mark.parametrize(
+    ("engine_class", "settings"),
+    [(Sglang, {}), (Vllm, {"in_flight": "continue"}), (Vllm, {"weight_sync": "gloo"})],
+)
+def test_adapters_are_refused_where_they_do_not_work(backbone, engine_class, settings):
+    with raises(ConfigError, key="engine.settings.lora", value="adapters"):
+        engine_class(backbone.renderer, FakeMediaLoader(), lora="adapters", **settings)
+
+
+@pytest.mark.parametrize(("rank", "lora"), [(0, "adapters"), (4, "merged")])
+def test_weights_that_the_setting_does_not_fit_are_refused(backbone, engine_at, rank, lora):
+    """Full weights as adapters, and adapters merged into bfloat16: nothing is sent."""
+
+    class Source:
+        dtype, has_adapters = "bfloat16", rank > 0
+
+    async def body(served):
+        engine = engine_at(served, lora=lora, in_flight="drain")
+        with raises(ConfigError, key="engine.settings.lora", value=lora):
+            await engine.sync_weights(Source(), 1)
+        await engine.close()
+
+    with server(backbone.renderer) as served:
+        asyncio.run(body(served))
+    assert served.orders == []
 
 
 # ---- several servers, of which one fails -----------------------------------------------------------------------------

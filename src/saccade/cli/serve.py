@@ -29,6 +29,9 @@ def serve(
     weight_sync: Annotated[
         str, typer.Option(help="files, or nccl to receive weights from GPU to GPU as well.")
     ] = "files",
+    max_lora_rank: Annotated[
+        int, typer.Option(help="Receive LoRA adapters up to this rank (engine.settings.lora=adapters).", min=0)
+    ] = 0,
     startup_timeout: Annotated[float, typer.Option(help="Seconds to wait until it is ready.", min=1)] = 1800.0,
     restarts: Annotated[int, typer.Option(help="How often to restart it if it dies.", min=0)] = 3,
     log: Annotated[Path, typer.Option(help="The file for vLLM's output.")] = Path("vllm.log"),
@@ -53,6 +56,7 @@ def serve(
         dtype=dtype,
         kv_cache_gib=kv_cache_gib,
         weight_sync=weight_sync,
+        max_lora_rank=max_lora_rank,
         vllm_options=tuple(vllm_options or ()),
     )
     check_launch_config(config)

@@ -174,6 +174,11 @@ class Backbone:
         """Return the dtype of the weights, such as "float32"."""
         return self.settings.dtype
 
+    @property
+    def has_adapters(self) -> bool:
+        """Return whether LoRA adapters are trained, on top of frozen weights."""
+        return self.settings.lora_rank > 0
+
     def state_dict(self) -> Mapping[str, Tensor]:
         """Return the tensors by their names in the model."""
         return self.model.state_dict()
@@ -191,12 +196,21 @@ class Backbone:
             ModelError, f"the model can't be written to {folder}; free some space, or choose another folder"
         ):
             folder.mkdir(parents=True, exist_ok=True)
-            adapters = {
-                name: checkpoint_io.gather_tensor(value) for name, value in lora.get_adapter_weights(self.model).items()
-            }
+            adapters = self._gather_adapters()
             if checkpoint_io.is_rank_zero():
                 self._save_metadata(folder, adapters)
             checkpoint_io.write_weights(self.model, folder, dtype=self.policy.compute_dtype)
+
+    def export_adapters(self, folder: Path) -> None:
+        """Write the adapters alone into a folder, in peft's format; collective like `save`."""
+        with convert_errors(ModelError, f"the adapters can't be written to {folder}; free some space"):
+            adapters = self._gather_adapters()
+            if checkpoint_io.is_rank_zero():
+                lora.export_adapters(adapters, folder)
+
+    def _gather_adapters(self) -> dict[str, Tensor]:
+        weights = lora.get_adapter_weights(self.model)
+        return {name: checkpoint_io.gather_tensor(value) for name, value in weights.items()}
 
     def _save_metadata(self, folder: Path, adapters: Mapping[str, Tensor]) -> None:
         config = self.model.config

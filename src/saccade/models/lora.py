@@ -5,6 +5,7 @@ weights, which load without peft, and the adapters, so that training can continu
 """
 
 import importlib.util
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from saccade.utils.hashing import derive_seed
 
 ADAPTERS_FILE = "adapters.safetensors"
 _LORA_INFIX = ".lora_"
+_SCALE = 2  # of an adapter's output: alpha / rank
 _BASE_FOLDER_KEY, _BASE_RELATIVE_KEY = "base", "beside"  # metadata: the base's path, and its path relative to the file
 
 
@@ -42,7 +44,7 @@ def attach_adapters(model: nn.Module, language_model: nn.Module, rank: int) -> N
     model.requires_grad_(False)
     modules = language_model.named_modules()
     linear = {name.rpartition(".")[2] for name, module in modules if isinstance(module, nn.Linear)}
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=sorted(linear), init_lora_weights=True)
+    config = LoraConfig(r=rank, lora_alpha=_SCALE * rank, target_modules=sorted(linear), init_lora_weights=True)
     # Don't change the caller's random state.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("lora", rank))
@@ -65,6 +67,22 @@ def save_adapters(weights: Mapping[str, Tensor], folder: Path, base_folder: Path
     contiguous = {name: value.contiguous() for name, value in weights.items()}
     metadata = {_BASE_FOLDER_KEY: str(base_folder), _BASE_RELATIVE_KEY: relative}
     save_file(contiguous, folder / ADAPTERS_FILE, metadata=metadata)
+
+
+def export_adapters(weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Write adapters by name as a folder that inference servers load beside the base weights (peft's format)."""
+    rank = next(value.shape[0] for name, value in weights.items() if f"{_LORA_INFIX}A." in name)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": _SCALE * rank,
+        "target_modules": sorted({name.partition(_LORA_INFIX)[0].rpartition(".")[2] for name in weights}),
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    tensors = {f"base_model.model.{name.replace('.default.', '.')}": value for name, value in weights.items()}
+    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "adapter_model.safetensors")
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from saccade.engines.remote.pool import MAX_BACKOFF, Pool
 from saccade.engines.remote.server import (
     SERVERS_KEY,
     InFlightPolicy,
+    LoraSync,
     RequestAborted,
     Server,
     ServerApi,
@@ -54,6 +55,7 @@ class RemoteEngine:
     has_separate_weights = True
     api: ServerApi  # set by the subclass
     supports_broadcast = False  # set by the subclass if its servers receive weights through a process group
+    supports_adapters = False  # set by the subclass if its servers load LoRA adapters at run time
 
     @classmethod
     async def probe(
@@ -63,11 +65,12 @@ class RemoteEngine:
         *,
         servers: Sequence[str],
         weight_sync: WeightSyncMode = "files",
+        lora: LoraSync = "merged",
         **_: Any,
     ) -> Mapping[str, str | Exception]:
         """Describe each server, or why it is unusable; see protocols.ProbeableEngine. Raises ConfigError if none."""
         check_weight_sync(weight_sync, cls.supports_broadcast, cls.api.MESSAGES)
-        return await handshake.probe(cls.api, requirements, servers, by_broadcast=weight_sync != "files")
+        return await handshake.probe(cls.api, requirements, servers, by_broadcast=weight_sync != "files", lora=lora)
 
     def __init__(
         self,
@@ -86,6 +89,8 @@ class RemoteEngine:
         weight_dir: str = "",  # folder of weight files, readable by the servers; empty = shared memory if there is room
         # unfinished replies at a weight sync: drain finishes them first, continue pauses them
         in_flight: InFlightPolicy = "drain",
+        # how servers receive LoRA adapters: merged into the weights, or as adapters beside the base weights (vllm)
+        lora: LoraSync = "merged",
         # a reply that drains for longer is restarted with the new weights, seconds
         drain_timeout: PositiveFloat = 60.0,
         top_p: Fraction = 1.0,  # nucleus sampling, for evaluation only
@@ -112,7 +117,10 @@ class RemoteEngine:
         self._broadcaster = (
             None if weight_sync == "files" else BroadcastTransport(weight_sync, in_flight, request_timeout)
         )
-        transport = self._broadcaster or DiskTransport(weight_dir, in_flight)
+        if lora == "adapters":
+            self._check_adapters(weight_sync, in_flight)
+        self._lora = lora
+        transport = self._broadcaster or DiskTransport(weight_dir, in_flight, lora)
         self._weight_sync = WeightSync(transport.create_version, self._logprob_check, in_flight, drain_timeout)
         urls = dict.fromkeys(url.rstrip("/") for url in servers)
         self._pool = Pool(
@@ -121,6 +129,17 @@ class RemoteEngine:
             down_timeout=down_timeout,
             retry_backoff=retry_backoff,
         )
+
+    def _check_adapters(self, weight_sync: WeightSyncMode, in_flight: InFlightPolicy) -> None:
+        key, problem = "engine.settings.lora", ""
+        if not self.supports_adapters:
+            problem = f"is not supported by the engine {self.api.MESSAGES.name.lower()}; set {key}=merged"
+        elif weight_sync != "files":
+            problem = f"needs engine.settings.weight_sync=files, not {weight_sync}"
+        elif in_flight == "continue":  # their tokens would have the label of the new weights
+            problem = "needs engine.settings.in_flight=drain: unfinished replies keep the adapter that they began with"
+        if problem:
+            raise ConfigError(f"{key}=adapters {problem}", key=key, value="adapters")
 
     @property
     def version(self) -> int:
@@ -185,9 +204,21 @@ class RemoteEngine:
     async def sync_weights(self, source: WeightSource, version: int) -> Mapping[str, float]:
         """Send the source's weights to the servers and return metrics; see `WeightSync.sync_weights`.
 
-        Raises ConfigError for sampling filters, which training can't account for.
+        Raises ConfigError for sampling filters, which training can't account for, and for adapters that the setting
+        `lora` doesn't fit.
         """
         check_neutral(self._filters)
+        key = "engine.settings.lora"
+        if self._lora == "adapters" and not source.has_adapters:
+            raise ConfigError(f"{key}=adapters needs model.lora_rank > 0; remove {key}", key=key, value=self._lora)
+        if self._lora == "merged" and source.has_adapters and source.dtype == "bfloat16":
+            fix = f"set {key}=adapters" if self.supports_adapters else "use the engine vllm"
+            raise ConfigError(
+                "adapters that are merged into bfloat16 weights are lost in rounding: most updates are smaller than "
+                f"the distance of two neighboring values; {fix}, or model.dtype=float32",
+                key=key,
+                value=self._lora,
+            )
         self._source = source
         return await self._weight_sync.sync_weights(self._pool, source, version)
 

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from saccade.engines.image_urls import encode_data_url
+from saccade.engines.remote import vllm_api
 from saccade.engines.remote.server import (
     SERVERS_KEY,
+    LoraSync,
     Server,
     ServerApi,
     ServerError,
@@ -163,9 +165,11 @@ class LogprobCheck:
 
 
 async def probe(
-    api: ServerApi, requirements: EngineRequirements, servers: Sequence[str], by_broadcast: bool
+    api: ServerApi, requirements: EngineRequirements, servers: Sequence[str], by_broadcast: bool, lora: LoraSync
 ) -> Mapping[str, str | Exception]:
-    """Describe each server, by URL, or return the error why it is unusable; `by_broadcast` is how weights are synced.
+    """Describe each server, by URL, or return the error why it is unusable.
+
+    `by_broadcast` and `lora` are how weights are synced.
 
     Raises ConfigError if there is no server.
     """
@@ -175,7 +179,7 @@ async def probe(
         try:
             server = Server(url, _PROBE_TIMEOUT, api)
             try:
-                results[url] = await _describe_server(server, requirements, by_broadcast)
+                results[url] = await _describe_server(server, requirements, by_broadcast, lora)
             finally:
                 await server.close()
         except ServerError as error:
@@ -185,7 +189,7 @@ async def probe(
     return results
 
 
-async def _describe_server(server: Server, requirements: EngineRequirements, by_broadcast: bool) -> str:
+async def _describe_server(server: Server, requirements: EngineRequirements, by_broadcast: bool, lora: LoraSync) -> str:
     name = await describe(server)
     server.check_context_length(requirements.context_length)
     served_config, model_config = _load_config(name), _load_config(requirements.model_path)
@@ -198,6 +202,8 @@ async def _describe_server(server: Server, requirements: EngineRequirements, by_
         )
     if requirements.is_training:
         await server.api.check_weight_updates(server, by_broadcast=by_broadcast)
+        if lora == "adapters":
+            await server.check_path(vllm_api.LOAD_ADAPTER_PATH)
     parts = (f"serves {name}, {server.max_model_len} tokens", check_seeds(server))
     description = "; ".join(filter(None, parts))
     if requirements.renderer is None:

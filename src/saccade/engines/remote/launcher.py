@@ -43,7 +43,7 @@ _LOG_PREFIX = re.compile(r"^\([^)]*\)\s*|\x1b\[[0-9;]*m")
 class LaunchConfig:
     """What to serve and how; `kv_cache_gib` sizes the KV cache on a CPU, `vllm_options` are passed to vLLM unchanged.
 
-    `weight_sync="nccl"` enables weight sync by NCCL in addition to files.
+    `weight_sync="nccl"` enables weight sync by NCCL in addition to files, `max_lora_rank` > 0 that of LoRA adapters.
     """
 
     model: Path
@@ -55,6 +55,7 @@ class LaunchConfig:
     dtype: str = "float32"
     kv_cache_gib: int = 4
     weight_sync: str = "files"
+    max_lora_rank: int = 0
     vllm_options: tuple[str, ...] = ()
 
     @property
@@ -71,6 +72,7 @@ class LaunchConfig:
             *("--limit-mm-per-prompt", f'{{"image":{self.max_images},"video":0}}'),
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *(_CPU_FLAGS if _is_cpu_build(self.python) else ()),
+            *(("--enable-lora", "--max-lora-rank", str(self.max_lora_rank)) if self.max_lora_rank else ()),
             *(("--weight-transfer-config", '{"backend":"nccl"}') if self.weight_sync == "nccl" else ()),
             *self.vllm_options,
         ]
@@ -78,6 +80,8 @@ class LaunchConfig:
     def build_environment(self) -> dict[str, str]:
         """Return this process's environment, plus what enables weight updates and disables telemetry and downloads."""
         added = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        if self.max_lora_rank:
+            added["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         # Passive waiting slows a server down, and PYTHONPATH points to packages of another environment.
         inherited = {key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "PYTHONPATH")}
         return {**inherited, **added, "VLLM_CPU_KVCACHE_SPACE": str(self.kv_cache_gib)}

@@ -15,6 +15,8 @@ from saccade.utils.http_client import HttpClient, RequestFailed
 
 # What happens to unfinished replies during a weight sync: they finish first, or continue with the new weights.
 InFlightPolicy = Literal["drain", "continue"]
+# How servers receive LoRA adapters: merged into the weights, or as adapters beside the base weights.
+LoraSync = Literal["merged", "adapters"]
 _BUSY_STATUS_CODES = frozenset({408, 425, 429, 503})
 SERVERS_KEY = "engine.settings.servers"  # of errors about a server
 _MAX_RESPONSE_BYTES = 32 * 2**20  # of a completion with logprobs: about 150 bytes per token
@@ -161,7 +163,8 @@ class Server:
     context in tokens, `vocab_size` the bound of its token ids, `is_seeded` whether seeds determine its samples,
     `was_reached` whether any handshake had a connection (None: not tried yet), `version_by_label` the weight version of
     each label that it may report. `sent_label` is the label of the last weight update, `loaded_label` the same if the
-    update succeeded, else "". The pool, the handshake and the weight sync set them.
+    update succeeded, else ""; `adapter` names the LoRA adapter that samples. The pool, the handshake and the
+    weight sync set them.
     """
 
     def __init__(self, url: str, timeout: float, api: ServerApi) -> None:
@@ -181,7 +184,7 @@ class Server:
         self.down_reason, self.is_seeded = "no handshake yet", True
         self.was_reached: bool | None = None
         self.version_by_label: dict[str, int] = {}
-        self.sent_label = self.loaded_label = ""
+        self.sent_label = self.loaded_label = self.adapter = ""
 
     def check_context_length(self, num_tokens: int) -> None:
         """Raise BrokenEngineError if a conversation of so many tokens exceeds the server's context."""
@@ -206,7 +209,8 @@ class Server:
         if the server's prompt differs from the ledger; what `post` raises.
         """
         sampling = request.sampling
-        response = await self.post(self.api.GENERATE_PATH, self.api.build_request(request))
+        body = self.api.build_request(request) | ({"model": self.adapter} if self.adapter else {})
+        response = await self.post(self.api.GENERATE_PATH, body)
         with convert_parse_errors(f"{self.url} returned a malformed completion"):
             reply = self.api.parse_reply(response)
         _check_prompt_ids(reply.prompt_ids, request.ledger.input_ids(), self.url)
@@ -270,6 +274,8 @@ class Server:
         status, message = error.status, f": {error.server_message}" if error.server_message else ""
         if status in _BUSY_STATUS_CODES:
             return ServerBusy(f"{self.url} is overloaded ({status}{message})")
+        if status == 404 and self.adapter and path == self.api.GENERATE_PATH:
+            return ServerError(f"{self.url} doesn't have the adapter {self.adapter}: it was restarted")
         if status in (404, 405):
             messages = self.api.MESSAGES
             hint = messages.missing_path_hints.get(path, f"give the address of {messages.description}")

@@ -5,6 +5,7 @@ keeps that label until it is restarted, so every client recognizes it: vLLM repo
 can't complete a failed transfer.
 """
 
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from saccade.protocols import Renderer
 
 GENERATE_PATH = "/inference/v1/generate"
 _INIT_PATH = "/init_weight_transfer_engine"
+LOAD_ADAPTER_PATH = "/v1/load_lora_adapter"
 _DEV_MODE_HINT = "start it with VLLM_SERVER_DEV_MODE=1 in its environment, as `saccade serve` does"
 MESSAGES = ServerMessages(
     name="vLLM",
@@ -38,6 +40,8 @@ MESSAGES = ServerMessages(
         GENERATE_PATH: "start it with vLLM's flag --enable-scale-out, as `saccade serve` does",
         "/pause": _DEV_MODE_HINT,
         "/is_paused": _DEV_MODE_HINT,
+        LOAD_ADAPTER_PATH: "start it with `saccade serve --max-lora-rank RANK`, or with vLLM's flag --enable-lora and "
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment",
         _INIT_PATH: f"use vLLM 0.32 or newer; {_DEV_MODE_HINT}",
     },
 )
@@ -127,6 +131,23 @@ async def load_weights(server: Server, folder: Path, label: str, in_flight: InFl
     await server.post("/collective_rpc", call)  # a retry would read all weights again, and let other servers wait
     await server.post_again("/update_weight_version", {"new_version": label})
     await finish_update(server, in_flight)
+
+
+async def load_adapter(server: Server, folder: Path, label: str, in_flight: InFlightPolicy) -> None:
+    """Load a LoRA adapter from a folder, under the label's name, in place of the one before; see `load_weights`."""
+    await server.post_again("/pause", mode=_PAUSE_MODES[in_flight])
+    await _unload_adapter(server, label)  # vLLM refuses a name that it has, from an update that failed midway
+    await server.post(LOAD_ADAPTER_PATH, {"lora_name": label, "lora_path": str(folder)})
+    await server.post_again("/update_weight_version", {"new_version": label})
+    previous, server.adapter = server.adapter, label
+    await finish_update(server, in_flight)
+    if previous not in ("", label):
+        await _unload_adapter(server, previous)
+
+
+async def _unload_adapter(server: Server, name: str) -> None:
+    with contextlib.suppress(EngineError):  # it has none of this name
+        await server.post_again("/v1/unload_lora_adapter", {"lora_name": name})
 
 
 async def finish_update(server: Server, in_flight: InFlightPolicy) -> None:

@@ -36,9 +36,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from saccade.engines.remote import vllm_api
 from saccade.engines.remote.handshake import LogprobCheck
 from saccade.engines.remote.pool import Pool
-from saccade.engines.remote.server import InFlightPolicy, Server, ServerError
+from saccade.engines.remote.server import InFlightPolicy, LoraSync, Server, ServerError
 from saccade.errors import EngineError, SaccadeError, convert_errors
 from saccade.protocols import WeightSource
 from saccade.utils.async_utils import gather_or_cancel, run_in_daemon_thread
@@ -221,12 +222,13 @@ class WeightSync:
 class DiskTransport:
     """Writes weights as safetensors, each version into a new folder inside `weight_dir`.
 
-    An empty `weight_dir` means shared memory if it has room for two versions (the old one is kept until the servers
+    With `lora="adapters"` it writes LoRA adapters alone, which servers load beside the base weights. An empty
+    `weight_dir` means shared memory if it has room for two versions (the old one is kept until the servers
     loaded the new one), else the folder for temporary files; the first version decides.
     """
 
-    def __init__(self, weight_dir: str, in_flight: InFlightPolicy) -> None:
-        self._weight_dir, self._in_flight = weight_dir, in_flight
+    def __init__(self, weight_dir: str, in_flight: InFlightPolicy, lora: LoraSync = "merged") -> None:
+        self._weight_dir, self._in_flight, self._lora = weight_dir, in_flight, lora
 
     def create_version(self, source: WeightSource, version: int, label: str) -> WeightVersion:
         """Write the source's current weights. Raises EngineError if there is no room for them."""
@@ -240,12 +242,16 @@ class DiskTransport:
             folder = Path(tempfile.mkdtemp(prefix=f"{label}-", dir=self._weight_dir))
             release = partial(shutil.rmtree, folder, ignore_errors=True)
             try:
-                source.save(folder)
+                if self._lora == "adapters":
+                    source.export_adapters(folder)
+                else:
+                    source.save(folder)
             except BaseException:
                 release()
                 raise
 
         def load_into(server: Server) -> Awaitable[None]:
-            return server.api.load_weights(server, folder, label, self._in_flight)
+            load = vllm_api.load_adapter if self._lora == "adapters" else server.api.load_weights
+            return load(server, folder, label, self._in_flight)
 
         return WeightVersion(version=version, label=label, load_into=load_into, release=release)

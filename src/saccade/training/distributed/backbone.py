@@ -96,6 +96,10 @@ class DividedBackbone(Backbone):
         """Write a Hugging Face checkpoint folder; adapters are merged into its weights."""
         self.conductor.call("save_model", folder)
 
+    def export_adapters(self, folder: Path) -> None:
+        """Write the adapters alone into a folder, in peft's format."""
+        self.conductor.call("export_adapters", folder)
+
     def compute_token_logprobs(self, ledger: Ledger, tokens: Sequence[int], load_pixels: LoadPixels) -> list[float]:
         """Return the logprob of each token after the ledger, at temperature 1, by one forward pass."""
         pixels = {image.key: load_pixels(image) for image in ledger.images()}

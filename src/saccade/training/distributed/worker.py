@@ -155,6 +155,10 @@ class Worker:
         """Write a Hugging Face checkpoint folder."""
         self.backbone.save(folder)
 
+    def export_adapters(self, folder: Path) -> None:
+        """Write the adapters alone."""
+        self.backbone.export_adapters(folder)
+
     def save_state(self, folder: Path) -> None:
         """Write the divided weights and the optimizer's state below a checkpoint's folder."""
         model, optimizer = get_state_dict(self.backbone.model, self.optimizer.optimizers)
