@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 
 
 class Origin(StrEnum):
@@ -129,8 +130,12 @@ class Segment:
         """Return the tokens with each placeholder repeated once per visual token."""
         if not self.slots or self.messages is not None:
             return self.tokens
-        pairs = zip(self.tokens, self.repeat_counts, strict=True)
-        return tuple(token for token, count in pairs for _ in range(count))
+        expanded, start = list[int](), 0
+        for slot in self.slots:
+            expanded += self.tokens[start : slot.index]
+            expanded += self.tokens[slot.index : slot.index + 1] * slot.num_tokens
+            start = slot.index + 1
+        return (*expanded, *self.tokens[start:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,11 +209,11 @@ class Ledger:
 
     def prompt_ids(self) -> tuple[int, ...]:
         """Return the compact ids, with one placeholder per image: the input of a server."""
-        return tuple(token for segment in self.segments for token in segment.tokens)
+        return tuple(chain.from_iterable(segment.tokens for segment in self.segments))
 
     def input_ids(self) -> tuple[int, ...]:
         """Return the expanded ids, with one placeholder per visual token: the input of a forward pass."""
-        return tuple(token for segment in self.segments for token in segment.input_ids())
+        return tuple(chain.from_iterable(segment.input_ids() for segment in self.segments))
 
     def loss_mask(self) -> tuple[bool, ...]:
         """Return True for each token that the engine sampled with a logprob; aligned with `input_ids()`."""

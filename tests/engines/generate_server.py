@@ -43,6 +43,9 @@ class Served:
         self.well.set()
         self.lock = threading.Condition()
         self.label, self.paused, self.orders = LABEL, False, []
+        self.num_misses = 0  # requests refused because they lack the data of an image
+        self.num_uploads = 0  # images received with their data
+        self.images = {}  # the size of each image that it has, by its uuid
         self.adapters = {}  # the tensors of each loaded LoRA adapter, by its name
 
     def hold_replies(self, limit):
@@ -89,10 +92,25 @@ class Served:
             self.orders.append((path, query))
             if path == "/pause" and "mode=wait" in query:
                 self.lock.wait_for(lambda: not self.open)
+            if path == "/reset_mm_cache":
+                self.images.clear()
             self.paused = path == "/pause" or (self.paused and path != "/resume")
             self.label = body["new_version"] if path == "/update_weight_version" and not self.deaf else self.label
             self.lock.notify_all()
         return 200, {"success": True}
+
+    def read_images(self, body):
+        """Keep the images of a request, and return their sizes; None if it lacks the data of one, as vLLM refuses."""
+        sizes = []
+        for part in body.get("content_parts", []):
+            with self.lock:
+                if "url" in part:
+                    self.num_uploads += 1
+                    self.images[part["uuid"]] = read_size(part["url"])
+                elif part["uuid"] not in self.images:
+                    return None
+                sizes.append(self.images[part["uuid"]])
+        return sizes
 
     def change_adapters(self, path, body):
         """Load or unload an adapter, as strictly as vLLM."""
@@ -112,12 +130,13 @@ class Served:
         return (200, b'"Success"') if is_valid else (500, {"error": {"message": "malformed adapter"}})
 
 
-def reply_to(body, renderer, **changes):
-    """Build a valid reply: images expanded by their size in pixels, tokens determined by the seed."""
-    sizes = [
-        Image.open(io.BytesIO(base64.b64decode(part["url"].partition(",")[2]))).size
-        for part in body.get("content_parts", [])
-    ]
+def read_size(url):
+    """Return the width and height of an image in a data URL."""
+    return Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).size
+
+
+def reply_to(body, renderer, sizes=(), **changes):
+    """Build a valid reply: images expanded by their `sizes` in pixels, tokens determined by the seed."""
     visual = iter([width * height // renderer.factor**2 for width, height in sizes])
     placeholder = renderer.forbidden_ids[0]
     prompt = [copy for token in body["token_ids"] for copy in [token] * (next(visual) if token == placeholder else 1)]
@@ -171,6 +190,9 @@ def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None,
                 return self.act(body, "hang up") if served.sick else self.answer(response[1], response[0])
             if "allowed_token_ids" in body["sampling_params"]:  # a handshake
                 return self.answer(reply_to(body, renderer, weight_versions=served.sample(1)))
+            if (sizes := served.read_images(body)) is None:
+                served.num_misses += 1
+                return self.answer({"error": {"message": "Cache miss for image, but data is not provided."}}, 400)
             if body.get("model", "") not in ("", *served.adapters):
                 return self.answer({"error": {"message": "the model does not exist"}}, 404)
             with served.lock:
@@ -181,13 +203,13 @@ def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None,
                 served.most = max(served.most, served.open)
                 gate = served.gate
             try:
-                return self.act(body, behave(number, body) if behave else None, gate)
+                return self.act(body, behave(number, body) if behave else None, gate, sizes)
             finally:
                 with served.lock:
                     served.open -= 1
                     served.lock.notify_all()
 
-        def act(self, body, behavior, gate=None):
+        def act(self, body, behavior, gate=None, sizes=()):
             if behavior == "hang":
                 served.closing.wait()
                 behavior = "hang up"
@@ -198,7 +220,7 @@ def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None,
                 return self.answer({"error": {"message": f"configured to return {behavior}"}}, behavior)
             if behavior is None:
                 spans = served.sample(body["sampling_params"]["max_tokens"], gate, self.has_left)
-                behavior = reply_to(body, renderer, weight_versions=spans)
+                behavior = reply_to(body, renderer, sizes, weight_versions=spans)
             return self.answer(behavior)
 
         def has_left(self):

@@ -17,9 +17,10 @@ from polling import wait_until
 from saccade.chat.message_renderer import MessageRenderer
 from saccade.chat.renderer import load_renderer
 from saccade.engines.chat_completions import ChatCompletions, format_message
-from saccade.engines.image_urls import ImageUrls
+from saccade.engines.image_urls import encode_data_url
 from saccade.errors import BrokenEngineError, ConfigError, EngineError
 from saccade.ledger import ImageRef, Ledger, Origin, Segment
+from saccade.media.image import encode_png
 from saccade.media.relocation import map_media_paths
 from saccade.testing import FakeMediaLoader, check_engine
 from saccade.types import FinishReason, GenerationRequest, Message, SamplingParams
@@ -410,9 +411,13 @@ def test_a_real_vllm_renders_the_same_prompt(vllm_server):
     (message_ledger, ledger), reply = asyncio.run(body())
     assert 1 <= reply.num_text_tokens <= 8
     # The same request without the engine: vLLM's template and processor give the ids of the local ledger.
+    pixels = FakeMediaLoader().load_pixels
     sent_body = {
         "model": str(vllm_server.config.model),
-        "messages": [format_message(message, ImageUrls(FakeMediaLoader())) for message in message_ledger.messages()],
+        "messages": [
+            format_message(message, lambda image: encode_data_url(encode_png(pixels(image))))
+            for message in message_ledger.messages()
+        ],
         **{"max_tokens": 1, "return_token_ids": True, "add_generation_prompt": False, "continue_final_message": True},
     }
     with httpx.Client(trust_env=False, timeout=60) as client:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import random
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from sglang_server import ORDERS, server
 from small_rl import small_rl
 
 from saccade.config.schema import ModelConfig
+from saccade.engines.image_urls import join_json
 from saccade.engines.remote import sglang_api
 from saccade.engines.remote.server import ServerRequest
 from saccade.engines.sglang import Sglang
@@ -106,10 +108,9 @@ def test_build_request(backbone):
     ledger = prompt(renderer, frame(renderer, 1.0), "and", frame(renderer, 2.0, wide=3), "?")
     sampling = SamplingParams(temperature=0.5, max_tokens=7, seed=3, stop_ids=(5, 6), forbidden_ids=(8, 9))
     filters = {"top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
-    images, texts = ["data:1", "data:2"], ["a", "b"]
-    reply = sglang_api.build_request(
-        ServerRequest(ledger, sampling, image_urls=images, forbidden_texts=texts, filters=filters)
-    )
+    urls = {image.key: b"data:%d" % number for number, image in enumerate(ledger.images(), 1)}
+    request = ServerRequest(ledger, sampling, image_urls=urls, forbidden_texts=["a", "b"], filters=filters)
+    reply = json.loads(b"".join(join_json(sglang_api.build_request(request), urls)))
     assert reply == {
         "input_ids": list(ledger.prompt_ids()),
         "image_data": ["data:1", "data:2"],

@@ -27,6 +27,7 @@ from saccade.sandbox import (
     IsolationReport,
     Limits,
     Sandbox,
+    descriptors,
     execution,
     probe_isolation,
     seal_images,
@@ -570,6 +571,47 @@ def test_the_descriptor_limit_raises_sandbox_error_and_existing_sandboxes_work()
     assert run_script(FEW_DESCRIPTORS).splitlines() == ["True RLIMIT_NOFILE 64", "True"]
 
 
+ROOM = """
+import asyncio, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (768, 768))
+from PIL import Image
+from saccade.errors import SandboxError
+from saccade.sandbox import ForkServerClient, Sandbox
+async def episode(server, number, opened):
+    async with Sandbox.open(fork_server=server, images=[Image.new("RGB", (8, 8))]) as sandbox:
+        opened.append(number)
+        first = await sandbox.run(f"a = {number}; print(image_clue_0.size)")
+        return (first.text, (await sandbox.run("print(a)")).text) == ("(8, 8)\\n", f"{number}\\n")
+async def main():
+    server, opened = ForkServerClient.start(), []
+    print(all(await asyncio.gather(*(episode(server, number, opened) for number in range(64)))), len(opened))
+    server.close()
+asyncio.run(main())
+"""
+
+FEW = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]),) * 2)
+from saccade.errors import SandboxError
+from saccade.sandbox.forkserver_client import probe_isolation
+try:
+    print(probe_isolation())
+except SandboxError as error:
+    print(error.key, error.value)
+"""
+
+
+@pytest.mark.slow
+def test_sandboxes_wait_for_descriptors_that_others_hold():
+    """64 episodes where 56 have room: none breaks."""
+    assert run_script(ROOM).split() == ["True", "64"]
+
+
+@pytest.mark.parametrize("limit", ["64", "256"])
+def test_a_low_limit_of_open_files_is_named(limit):
+    assert run_script(FEW, limit).split() == ["RLIMIT_NOFILE", limit]
+
+
 FORKED = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
@@ -600,7 +642,7 @@ def test_a_fork_of_the_host_neither_stops_the_server_nor_keeps_it_alive():
 
 @pytest.mark.slow
 def test_a_host_may_have_thousands_of_files_open():
-    server_module.raise_fd_limit()
+    descriptors.raise_fd_limit()
     fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     try:
         server = ForkServerClient.start()

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from saccade.chat.message_renderer import MessageRenderer
 from saccade.chat.tokenizer import replace_surrogates
 from saccade.config.schema import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from saccade.engines.image_urls import ImageUrls
+from saccade.engines.image_urls import ImageUrls, join_json, mark_image
 from saccade.errors import BrokenEngineError, ConfigError, EngineError, SaccadeError
 from saccade.ledger import ImageRef, Message
 from saccade.protocols import ChatEngine, MediaLoader
@@ -119,7 +119,7 @@ class ChatCompletions(ChatEngine):
         body: dict[str, Any] = {
             **{"model": model, "temperature": sampling.temperature, "seed": sampling.seed % _NUM_SEEDS},
             **{self._max_tokens_field: sampling.max_tokens, **self._extra_body},
-            "messages": [format_message(message, self._image_urls) for message in messages],
+            "messages": [format_message(message, mark_image) for message in messages],
         }
         if messages[-1].role == "assistant":
             if not self._supports_prefill:
@@ -131,7 +131,9 @@ class ChatCompletions(ChatEngine):
                     value=prefill,
                 )
             body |= {"add_generation_prompt": False, "continue_final_message": True}
-        response = await self._send_request(body, num_images=len(ledger.images()))
+        images = [part for message in messages for part in message.parts if isinstance(part, ImageRef)]
+        parts = join_json(body, await self._image_urls.encode(images))
+        response = await self._send_request(parts, num_images=len(images))
         finish_reason = _FINISH_REASONS.get(response.finish_reason or "stop")
         if finish_reason is None:
             raise EngineError(
@@ -152,7 +154,7 @@ class ChatCompletions(ChatEngine):
             seconds=time.perf_counter() - started,
         )
 
-    async def _send_request(self, body: Mapping[str, Any], *, num_images: int) -> ChatCompletion:
+    async def _send_request(self, body: list[bytes], *, num_images: int) -> ChatCompletion:
         if self._is_stopped or self._is_closed:
             raise EngineError("the engine is closed" if self._is_closed else "the engine sends no more requests")
         request = asyncio.ensure_future(self._client.create_chat_completion(body))

@@ -1,14 +1,32 @@
-"""Images as data URLs, the format in which servers accept them."""
+"""Images as data URLs, the format in which servers accept them: each encoded once, in threads.
 
+request ──> [in memory?] ──> [being encoded?] ──> a thread: [on disk?] ──> pixels ──> PNG, to disk ──> data URL
+"""
+
+import asyncio
 import base64
+import contextlib
+import functools
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 from saccade.errors import EngineError, MediaError
 from saccade.ledger import ImageRef
 from saccade.media.cache import LRUCache
 from saccade.media.image import encode_png
 from saccade.protocols import MediaLoader
+from saccade.utils.hashing import compute_digest
 
-_CACHE_BYTES = 2**28  # of encoded images
+_MEMORY_BYTES, _DISK_BYTES = 2**28, 2**32  # of encoded images
+_MARKER = f"image-{secrets.token_hex(16)}-"  # a text that no message contains
 
 
 def encode_data_url(png: bytes) -> str:
@@ -21,19 +39,84 @@ def encode_data_url(png: bytes) -> str:
 
 
 class ImageUrls:
-    """Encodes a media loader's images as data URLs, with an LRU cache."""
+    """Encodes a media loader's images as data URLs: the newest are kept in memory, more of them on disk.
 
-    def __init__(self, media: MediaLoader) -> None:
+    `disk_bytes` bounds its files, in a temporary folder that is deleted at exit.
+    """
+
+    def __init__(self, media: MediaLoader, *, memory_bytes: int = _MEMORY_BYTES, disk_bytes: int = _DISK_BYTES) -> None:
         self._media = media
-        self._cache: LRUCache[str, str] = LRUCache(_CACHE_BYTES)
+        self._urls: LRUCache[str, bytes] = LRUCache(memory_bytes)
+        self._files: LRUCache[Path, None] = LRUCache(disk_bytes, functools.partial(Path.unlink, missing_ok=True))
+        self._jobs: dict[str, Future[bytes]] = {}
+        self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="saccade-png")
 
-    def __call__(self, image: ImageRef) -> str:
-        """Return an image's data URL. Raises EngineError, which ends the episode, if its pixels can't be loaded."""
-        url = self._cache.get(image.key)
+    async def encode(self, images: Sequence[ImageRef]) -> dict[str, bytes]:
+        """Return the data URL of each image, by its key.
+
+        Raises EngineError, which ends the episode, if an image's pixels can't be loaded.
+        """
+        jobs: dict[str, Future[bytes]] = {}
+        urls: dict[str, bytes] = {}
+        for image in {image.key: image for image in images}.values():
+            key = image.key
+            if (url := self._urls.get(key)) is not None:
+                urls[key] = url
+            elif key in self._jobs:
+                jobs[key] = self._jobs[key]
+            else:
+                jobs[key] = self._jobs[key] = self._threads.submit(self._load_url, image)
+                jobs[key].add_done_callback(lambda _, key=key: self._jobs.pop(key, None))  # type: ignore[misc]
+        for key, job in jobs.items():
+            urls[key] = await asyncio.shield(asyncio.wrap_future(job))  # other requests may wait for it, too
+        return urls
+
+    @functools.cached_property
+    def _folder(self) -> str:
+        folder = tempfile.mkdtemp(prefix="saccade-encoded-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # at exit, too
+        return folder
+
+    def _load_url(self, image: ImageRef) -> bytes:
+        url = self._urls.get(image.key)
         if url is None:
+            file = Path(self._folder, f"{compute_digest(image.key)}.png")
             try:
-                url = encode_data_url(encode_png(self._media.load_pixels(image)))
-            except MediaError as error:  # the file may have changed or been deleted
-                raise EngineError(str(error), key=error.key, value=error.value) from error
-            self._cache.put(image.key, url, len(url))
+                png = file.read_bytes()
+            except OSError:
+                try:
+                    png = encode_png(self._media.load_pixels(image))
+                except MediaError as error:  # the file may have changed or been deleted
+                    raise EngineError(str(error), key=error.key, value=error.value) from error
+                with contextlib.suppress(OSError):  # a full disk: it is encoded again when it is needed
+                    partial = file.with_suffix(f".{secrets.token_hex(4)}")
+                    partial.write_bytes(png)
+                    partial.rename(file)
+                    self._files.put(file, None, len(png))
+                    if file not in self._files:  # larger than the limit
+                        file.unlink()
+            url = encode_data_url(png).encode()
+            self._urls.put(image.key, url, len(url))
         return url
+
+
+# ---- JSON with images ------------------------------------------------------------------------------------------------
+
+
+def mark_image(image: ImageRef) -> str:
+    """Return a text that stands for an image's data URL in a body, until `join_json` replaces it."""
+    return f"{_MARKER}{compute_digest(image.key)}"
+
+
+def join_json(body: Mapping[str, Any], urls: Mapping[str, bytes]) -> list[bytes]:
+    """Return a body as JSON in parts: texts of `mark_image` become the URLs, by the images' keys, not copied.
+
+    Megabytes of URLs are neither searched for characters to escape nor joined.
+    """
+    by_digest = {compute_digest(key): url for key, url in urls.items()}
+    head, *rest = json.dumps(body).split(_MARKER)
+    parts = [head.encode()]
+    for text in rest:
+        digest, quote, tail = text.partition('"')
+        parts += [by_digest[digest], f"{quote}{tail}".encode()]
+    return parts

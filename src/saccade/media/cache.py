@@ -66,6 +66,15 @@ class LRUCache(Generic[K, V]):
             self._entries.move_to_end(key)
             return self._entries[key][0]
 
+    def __contains__(self, key: K) -> bool:
+        with self._lock:
+            return key in self._entries
+
+    def remove(self, key: K) -> None:
+        """Drop a value, if it is cached, without `on_evict`."""
+        with self._lock:
+            self.total_cost -= self._entries.pop(key, (None, 0))[1]
+
     def put(self, key: K, value: V, cost: int = 1) -> None:
         """Cache `value` unless its cost exceeds the capacity, and evict the least recently used values."""
         with self._lock:

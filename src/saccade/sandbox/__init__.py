@@ -10,6 +10,7 @@ The names below are the public API; README.md describes it, the guarantees and t
 """
 
 from saccade.sandbox.client import Sandbox as Sandbox
+from saccade.sandbox.descriptors import plan_connections as plan_connections
 from saccade.sandbox.forkserver_client import ForkServerClient as ForkServerClient
 from saccade.sandbox.forkserver_client import close_shared_servers as close_shared_servers
 from saccade.sandbox.forkserver_client import get_shared_server as get_shared_server

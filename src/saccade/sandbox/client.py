@@ -74,19 +74,21 @@ class Sandbox:
         shows continue their numbers. `seed` seeds random and numpy. Without `fork_server`, the process shares one fork
         server per isolation mode.
 
-        Raises ConfigError if the machine is weaker than `isolation` requires, SandboxError if the sandbox itself fails.
+        Wait while this process has no descriptors for one more. Raises ConfigError if the machine is weaker than
+        `isolation` requires, SandboxError if the sandbox itself fails.
         """
         if fork_server is None:
             fork_server = await asyncio.to_thread(forkserver_client.get_shared_server, isolation)
-        with convert_errors(SandboxError, "images can't be loaded for an interpreter"):
-            sealed = iter(await asyncio.to_thread(seal_images, [i for i in images if isinstance(i, Image.Image)]))
-        all_sealed = [next(sealed) if isinstance(image, Image.Image) else image for image in images]
-        sandbox = cls(fork_server, limits or Limits(), all_sealed, videos, seed)
-        try:
-            await sandbox._start_worker()
-            yield sandbox
-        finally:
-            sandbox._drop_worker()
+        async with fork_server.reserve_sandbox():
+            with convert_errors(SandboxError, "images can't be loaded for an interpreter"):
+                sealed = iter(await asyncio.to_thread(seal_images, [i for i in images if isinstance(i, Image.Image)]))
+            all_sealed = [next(sealed) if isinstance(image, Image.Image) else image for image in images]
+            sandbox = cls(fork_server, limits or Limits(), all_sealed, videos, seed)
+            try:
+                await sandbox._start_worker()
+                yield sandbox
+            finally:
+                sandbox._drop_worker()
 
     async def run(self, code: str, new_images: Mapping[int, ShownImage] | None = None) -> ExecutionResult:
         """Run Python code and return its result, also if it fails. Raises SandboxError if the sandbox fails.

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -29,6 +29,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from saccade.errors import ConfigError, SandboxError
+from saccade.sandbox.descriptors import plan_sandboxes
 from saccade.sandbox.isolation import IsolationLayers, IsolationReport
 from saccade.sandbox.jail import ENVIRONMENT
 from saccade.sandbox.limits import MIB, IsolationMode, Limits
@@ -41,6 +42,8 @@ from saccade.sandbox.streams import WorkerConnection, wait_readable
 START_TIMEOUT = 180.0  # starting takes 1 to 2 s on an idle machine
 SPAWN_TIMEOUT = 120.0  # spawning takes milliseconds, but hundreds of requests may be queued
 STOP_TIMEOUT = 10.0
+ROOM_TIMEOUT = 3600.0  # for descriptors: other episodes end and close their sandboxes meanwhile
+ROOM_POLL_INTERVAL = 0.1
 WORKER_START_BYTES = 16 * MIB  # of a worker before its first call; MemAvailable shows them only later
 SHORT_SLOTS_PER_CPU, LONG_SLOTS_PER_CPU = 4, 4  # cells that run at the same time, per CPU
 MEMORY_MONITOR = MemoryMonitor()
@@ -137,8 +140,8 @@ class ForkServerClient:
             message = f"the sandbox needs Landlock and seccomp, which {sys.platform} lacks; use Linux"
             raise ConfigError(message, key="platform", value=sys.platform)
         get_architecture()
-        raise_fd_limit()
-        self._owner_pid, self._num_starting = os.getpid(), 0
+        self._max_sandboxes = plan_sandboxes()
+        self._owner_pid, self._num_starting, self._num_sandboxes = os.getpid(), 0, 0
         self._schedulers: WeakKeyDictionary[asyncio.AbstractEventLoop, Scheduler] = WeakKeyDictionary()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, tempfile.TemporaryFile() as stderr:
@@ -216,6 +219,23 @@ class ForkServerClient:
             scheduler = Scheduler(SHORT_SLOTS_PER_CPU * num_cpus, LONG_SLOTS_PER_CPU * num_cpus)
             self._schedulers[loop] = scheduler
         return CpuSlot(scheduler)
+
+    @contextlib.asynccontextmanager
+    async def reserve_sandbox(self) -> AsyncIterator[None]:
+        """Wait until there are descriptors for one more sandbox, and count it inside the block.
+
+        Raises SandboxError after ROOM_TIMEOUT seconds.
+        """
+        deadline = time.monotonic() + ROOM_TIMEOUT
+        while self._num_sandboxes >= self._max_sandboxes:
+            if time.monotonic() > deadline:
+                raise _build_fd_limit_error()
+            await asyncio.sleep(ROOM_POLL_INTERVAL)
+        self._num_sandboxes += 1
+        try:
+            yield
+        finally:
+            self._num_sandboxes -= 1
 
     async def spawn(self, limits: Limits, seed: int, shared_fds: Sequence[int] = ()) -> WorkerHandle:
         """Start a jailed worker with copies of `shared_fds`, once there is memory for one. Raises SandboxError."""
@@ -298,14 +318,6 @@ def _read_last_line(stderr_fd: int) -> str:
     size = os.fstat(stderr_fd).st_size
     lines = os.pread(stderr_fd, 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
     return next((line for line in reversed(lines) if line.strip()), "the process exited without a message")
-
-
-def raise_fd_limit() -> None:
-    """Raise this process's descriptor limit as far as allowed: hundreds of workers need thousands of descriptors."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
-    if soft < limit:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 async def receive_status(status_socket: socket.socket) -> tuple[dict[str, Any], list[int]]:

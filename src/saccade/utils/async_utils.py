@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, Optional, TypeVar
+from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 
@@ -63,6 +64,19 @@ def run_in_daemon_thread(function: Callable[[], T], name: str) -> asyncio.Future
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return asyncio.wrap_future(future)
+
+
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+
+async def take_turn() -> None:
+    """Wait for a turn of the event loop: one caller returns per iteration, in the order of the calls.
+
+    Called before a step of some milliseconds, such as parsing a response: a hundred that become ready at once would
+    else run in one iteration, in which no timer fires and no socket is read.
+    """
+    async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+        await asyncio.sleep(0)
 
 
 async def maybe_await(value: T | Awaitable[T]) -> T:

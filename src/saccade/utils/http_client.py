@@ -5,27 +5,43 @@ request ─┼─ `max_concurrency` ───┼─ 408, 409, 425, 429, 5xx, tim
 request ─┘  at a time            └─ 400, 401, 404 ──> RequestFailed               │
 ▲                                                                │
 └──── up to `max_retries` retries, then RequestFailed ───────────┘
+
+A request that this machine has no room for (open files, ports, memory) waits for room; its retries don't count.
+Connections are divided among pools of `_POOL_SIZE`, because httpcore looks at all connections of a pool for each
+request: one pool of 1,024 costs several times the CPU time of many small ones.
 """
 
 import asyncio
 import contextlib
+import errno
+import functools
 import itertools
 import json
+import os
+import sys
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import httpx
 
+from saccade.utils.async_utils import take_turn
 from saccade.utils.text import escape_control_characters, redact
 
+if find_spec("sniffio") is None:
+    sys.modules["sniffio"] = None  # type: ignore[assignment]  # httpcore tries to import it several times per request
 T = TypeVar("T")
 _MAX_BACKOFF = 60.0  # seconds between two tries
 _MAX_RESPONSE_BYTES = 8 * 2**20  # of a response; a chat completion of 100,000 tokens has less than one
 _MAX_ERROR_BYTES = 2**16  # of a response with another status than 200
 _MAX_ERROR_CHARS = 300  # of a server's error message
+_POOL_SIZE = 4  # connections of one httpx client
+_CHUNK_BYTES = 2**18  # of a request's body that is sent at once: other requests run in between
+_LOCAL_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+_SHORTAGE_PAUSE = 0.2  # seconds between two tries of a request that this machine has no room for
 _RETRYABLE_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
 
 
@@ -38,6 +54,8 @@ class RequestFailed(Exception):
     status: int = 0  # of the last response; 0: none
     server_message: str = ""  # the error text of the response
     is_timeout: bool = False  # the server is reachable but took too long
+    is_local: bool = False  # this machine has no room for the request: too many open files, for example
+    is_refused: bool = False  # nothing listens at the address
     is_retryable: bool = True
     retry_after: float = 0.0  # the pause in seconds that the server demands
 
@@ -67,23 +85,41 @@ def fetch(url: str, *, timeout: float) -> bytes | None:
 
 @dataclass(slots=True, kw_only=True)
 class _Session:
-    """The connections that concurrent requests share."""
+    """The connections that concurrent requests share; `clients` holds each pool's number of requests."""
 
-    client: httpx.AsyncClient
+    create_client: Callable[[], httpx.AsyncClient]
+    clients: dict[httpx.AsyncClient, int] = field(default_factory=dict)
     limit: contextlib.AbstractAsyncContextManager[Any]
     stopped: asyncio.Event = field(default_factory=asyncio.Event)  # no request is sent any more
     num_users: int = 0
+
+    @contextlib.contextmanager
+    def choose_client(self) -> Iterator[httpx.AsyncClient]:
+        """Yield the first client with a free connection, counting the request."""
+        client = next((client for client, count in self.clients.items() if count < _POOL_SIZE), None)
+        client = client or self.create_client()
+        self.clients[client] = self.clients.get(client, 0) + 1
+        try:
+            yield client
+        finally:
+            self.clients[client] -= 1
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for client in self.clients:
+            await client.aclose()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class HttpClient:
     """A client of one server at `base_url`.
 
-    `timeout` and `retry_backoff` are in seconds. `timeout` limits a whole request, including a slowly streamed
-    response, and `max_response_bytes` its size, before and after decompression. `api_key` is removed from all texts of
-    the server. The n-th retry starts after `retry_backoff` * 2^(n - 1) seconds, or after the server's Retry-After if
-    longer, but within a minute. At most `max_concurrency` requests run at a time (0: no limit). Proxies come from
-    `proxy`, never from environment variables.
+    A body is JSON-like, or a list of the parts of a JSON text, as bytes. `timeout` and `retry_backoff` are in seconds.
+    `timeout` limits a whole request, from when it is sent, including a slowly streamed response, and
+    `max_response_bytes` its size, before and after decompression. `api_key` is removed from all texts of the server.
+    The n-th retry starts after `retry_backoff` * 2^(n - 1) seconds, or after the server's Retry-After if longer, but
+    within a minute. At most `max_concurrency` requests run at a time (0: no limit). Proxies come from `proxy`, never
+    from environment variables.
 
     Connections are open only while requests are pending, so that none is bound to a closed event loop and the client
     needs no explicit close; with `keeps_connections` they stay open until `close`.
@@ -124,7 +160,8 @@ class HttpClient:
                             raise RequestFailed(
                                 "was not queried: the client sends no more requests", is_retryable=False
                             )
-                        content = await self._send(session.client, method, path, body, query)
+                        content = await self._send(session, method, path, body, query)
+                    await take_turn()
                     try:
                         return parse(redact(json.loads(content), self.api_key) if content else None)
                     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
@@ -144,14 +181,27 @@ class HttpClient:
             self._session.stopped.set()
 
     async def _send(
-        self, client: httpx.AsyncClient, method: str, path: str, body: Any, query: Mapping[str, str] | None
+        self, session: _Session, method: str, path: str, body: Any, query: Mapping[str, str] | None
     ) -> bytes:
         """Send one request and return the body of a response with the status 200. Raises RequestFailed."""
+        deadline = time.monotonic() + self.timeout
+        while True:
+            try:
+                with session.choose_client() as client:
+                    return await self._send_once(client, method, path, body, query)
+            except RequestFailed as error:
+                if not error.is_local or time.monotonic() > deadline or session.stopped.is_set():
+                    raise
+                await asyncio.sleep(_SHORTAGE_PAUSE)
+
+    async def _send_once(
+        self, client: httpx.AsyncClient, method: str, path: str, body: Any, query: Mapping[str, str] | None
+    ) -> bytes:
         url = f"{self.base_url.rstrip('/')}/{path.lstrip('/')}"
         try:
             async with (
                 asyncio.timeout(self.timeout),
-                client.stream(method, url, json=body, params=query) as response,
+                client.stream(method, url, params=query, **_encode_body(body)) as response,
             ):
                 is_success = response.status_code == 200
                 max_bytes = self.max_response_bytes if is_success else _MAX_ERROR_BYTES
@@ -160,9 +210,14 @@ class HttpClient:
             raise RequestFailed(f"did not answer within {self.timeout:g} seconds", is_timeout=True) from None
         except zlib.error:
             raise RequestFailed("answered with an invalid compression", status=response.status_code) from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            codes = {cause.errno or 0 for cause in _iterate_causes(error) if isinstance(cause, OSError)}
+            if shortages := sorted(codes & _LOCAL_SHORTAGES):
+                reason = f"was not queried: this machine has no room for a connection ({os.strerror(shortages[0])})"
+                raise RequestFailed(reason, is_local=True) from error
             reason = _clean(str(error), self.api_key) or type(error).__name__
-            raise RequestFailed(f"can't be reached: {reason}"[:200]) from error
+            is_refused = isinstance(error, httpx.ConnectError)
+            raise RequestFailed(f"can't be reached: {reason}"[:200], is_refused=is_refused) from error
         if is_success and is_truncated:
             size = f"{self.max_response_bytes / 2**20:g} MiB"
             raise RequestFailed(f"answered with more than {size}", status=200, is_retryable=False)
@@ -180,16 +235,7 @@ class HttpClient:
     @contextlib.asynccontextmanager
     async def _acquire_session(self) -> AsyncIterator[_Session]:
         session = self._session = self._session or _Session(
-            client=httpx.AsyncClient(
-                headers={
-                    "Accept-Encoding": "gzip",
-                    **({"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}),
-                },
-                timeout=None,  # `_send` limits the whole request
-                limits=httpx.Limits(max_connections=self.max_concurrency or None),
-                proxy=self.proxy or None,
-                trust_env=False,
-            ),
+            create_client=self._create_client,
             limit=asyncio.Semaphore(self.max_concurrency) if self.max_concurrency else contextlib.nullcontext(),
         )
         session.num_users += 1
@@ -199,13 +245,65 @@ class HttpClient:
             session.num_users -= 1
             if not session.num_users and not self.keeps_connections:
                 self._session = None if self._session is session else self._session
-                await session.client.aclose()
+                await session.close()
+
+    def _create_client(self) -> httpx.AsyncClient:
+        is_encrypted = self.base_url.startswith("https:") or self.proxy.startswith("https:")
+        return httpx.AsyncClient(
+            headers={
+                "Accept-Encoding": "gzip",
+                **({"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}),
+            },
+            timeout=None,  # `_send_once` limits the whole request
+            limits=httpx.Limits(max_connections=None),  # `_Session.choose_client` limits them
+            proxy=self.proxy or None,
+            trust_env=False,
+            verify=_load_certificates() if is_encrypted else False,  # not needed: loading them takes a while
+        )
 
     async def close(self) -> None:
         """Close the connections; unfinished requests fail."""
         session, self._session = self._session, None
         if session is not None:
-            await session.client.aclose()
+            await session.close()
+
+
+@functools.cache
+def _load_certificates() -> Any:
+    return httpx.create_ssl_context(trust_env=False)
+
+
+def _encode_body(body: Any) -> dict[str, Any]:
+    """Return httpx's arguments for a body: JSON-like, or the parts of a JSON text, which are sent in chunks."""
+    is_encoded = isinstance(body, list) and all(isinstance(part, bytes) for part in body)
+    if not is_encoded:
+        return {"json": body}
+    headers = {"Content-Type": "application/json", "Content-Length": str(sum(map(len, body)))}
+    return {"content": _iterate_chunks(body), "headers": headers}
+
+
+async def _iterate_chunks(parts: Sequence[bytes]) -> AsyncIterator[bytes]:
+    pending = bytearray()
+    for part in parts:
+        for start in range(0, len(part), _CHUNK_BYTES):
+            pending += part[start : start + _CHUNK_BYTES]
+            if len(pending) >= _CHUNK_BYTES:
+                yield bytes(pending)
+                pending.clear()
+    yield bytes(pending)
+
+
+def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and all errors that caused it."""
+    pending, seen = [error], set[int]()
+    while pending:
+        cause = pending.pop()
+        if id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        pending += cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
+        pending += filter(None, (cause.__cause__, cause.__context__))
 
 
 async def _read_body(response: httpx.Response, max_bytes: int) -> tuple[bytes, bool]:

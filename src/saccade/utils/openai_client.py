@@ -22,8 +22,8 @@ class ChatCompletion:
 class OpenAIClient(HttpClient):
     """A client of one server, whose `base_url` is such as http://127.0.0.1:8000/v1."""
 
-    async def create_chat_completion(self, body: Mapping[str, Any]) -> ChatCompletion:
-        """Request a chat completion. Raises RequestFailed."""
+    async def create_chat_completion(self, body: Mapping[str, Any] | list[bytes]) -> ChatCompletion:
+        """Request a chat completion; the body may be JSON text in parts. Raises RequestFailed."""
         path, expected = "chat/completions", "chat completion"
         return await self.request("POST", path, body, parse=_parse_chat_completion, expected=expected)
 

@@ -31,12 +31,14 @@ from saccade.engines.remote.server import (
     ServerBusy,
     ServerError,
     ServerRequest,
+    ServerTimeout,
     require_servers,
 )
 from saccade.engines.remote.weight_sync import DiskTransport, WeightSync
 from saccade.engines.sampling_filters import check_neutral
 from saccade.errors import ConfigError, EngineError
 from saccade.protocols import EngineRequirements, MediaLoader, Renderer, WeightSource
+from saccade.sandbox import plan_connections
 from saccade.types import Completion, GenerationRequest
 from saccade.utils.http_client import compute_backoff
 
@@ -123,8 +125,9 @@ class RemoteEngine:
         transport = self._broadcaster or DiskTransport(weight_dir, in_flight, lora)
         self._weight_sync = WeightSync(transport.create_version, self._logprob_check, in_flight, drain_timeout)
         urls = dict.fromkeys(url.rstrip("/") for url in servers)
+        max_requests = max(1, plan_connections() // len(urls))
         self._pool = Pool(
-            [Server(url, request_timeout, self.api) for url in urls],
+            [Server(url, request_timeout, self.api, max_requests) for url in urls],
             self._handshake,
             down_timeout=down_timeout,
             retry_backoff=retry_backoff,
@@ -157,7 +160,7 @@ class RemoteEngine:
         server_request = ServerRequest(
             ledger,
             sampling,
-            image_urls=[self._image_urls(image) for image in ledger.images()],
+            image_urls=await self._image_urls.encode(ledger.images()),
             forbidden_texts=[self._renderer.decode([token]) for token in sampling.forbidden_ids],
             filters=self._filters,
         )
@@ -173,6 +176,8 @@ class RemoteEngine:
                 continue
             except ServerError as error:
                 num_failures += 1
+                if isinstance(error, ServerTimeout):
+                    await self._pool.check_response(server)
                 if not isinstance(error, ServerBusy):
                     failed_at.add(server)  # it may pass the next handshake and fail again
                 # A proxy without a server behind it reports that it is busy, too.

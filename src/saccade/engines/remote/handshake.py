@@ -95,7 +95,7 @@ class LogprobCheck:
         image = ImageRef(path="probe.png", digest="probe", time=None, width=side, height=side)
         ramp = np.linspace(0, 255, side, dtype=np.uint8)
         self._pixels = np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], ramp[::-1, None]), axis=-1)
-        self._image_url = encode_data_url(encode_png(self._pixels))
+        self._image_urls = {image.key: encode_data_url(encode_png(self._pixels)).encode()}
         self._probes = [
             Ledger(segments=(renderer.render(Ledger(), (Message(role="user", parts=parts),)),))
             for parts in (("What is shown?",), (image, "What is shown?"))
@@ -116,8 +116,9 @@ class LogprobCheck:
         # Without seeds only greedy tokens are the same from every server.
         sampling = self._sampling if server.is_seeded else replace(self._sampling, temperature=0.0)
         for index, ledger in enumerate(self._probes):
-            urls = [self._image_url for _ in ledger.images()]
-            request = ServerRequest(ledger, sampling, image_urls=urls, forbidden_texts=self._forbidden_texts)
+            request = ServerRequest(
+                ledger, sampling, image_urls=self._image_urls, forbidden_texts=self._forbidden_texts
+            )
             completion, labels = await server.generate(request)
             if weight_label and labels != {weight_label}:
                 raise ServerError(f"{server.url} samples from other weights than those that it received last")

@@ -29,6 +29,7 @@ from saccade.engines.remote.server import (
     Server,
     ServerBusy,
     ServerError,
+    ServerTimeout,
     ServerUnreachable,
 )
 from saccade.errors import BrokenEngineError, EngineError, SaccadeError, convert_errors
@@ -107,7 +108,7 @@ class Pool:
             if not limit.expired():
                 raise
             raise (RequestAborted() if server.is_up else ServerError(server.down_reason)) from None
-        except ServerBusy:
+        except (ServerBusy, ServerTimeout):  # a timeout may be ours, or that of one long reply: see `check_response`
             raise
         except ServerError as error:
             if server.generation == generation:
@@ -244,6 +245,15 @@ class Pool:
                 self.mark_down(server, f"{server.url} hangs: no response to health checks for {seconds:g} seconds")
                 self._abort_requests([server])
             silent_before = silent
+
+    async def check_response(self, server: Server) -> None:
+        """Mark a server down if it doesn't respond to two health checks, after a request that took too long."""
+        generation = server.generation
+        for _ in range(2):
+            if await self.check_health(server) is not None:
+                return
+        if server.generation == generation:
+            self.mark_down(server, f"{server.url} hangs: a request and two health checks took too long")
 
     async def check_health(self, server: Server) -> bool | None:
         """Return whether a server is healthy, None if it doesn't respond; mark it down if it is not healthy."""

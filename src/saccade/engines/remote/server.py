@@ -3,14 +3,19 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from saccade.engines.image_urls import join_json
 from saccade.errors import BrokenEngineError, ConfigError, EngineError
+from saccade.media.cache import LRUCache
 from saccade.protocols import Renderer
 from saccade.types import Completion, FinishReason, GenerationRequest, SamplingParams
+from saccade.utils.async_utils import take_turn
 from saccade.utils.http_client import HttpClient, RequestFailed
 
 # What happens to unfinished replies during a weight sync: they finish first, or continue with the new weights.
@@ -21,6 +26,9 @@ _BUSY_STATUS_CODES = frozenset({408, 425, 429, 503})
 SERVERS_KEY = "engine.settings.servers"  # of errors about a server
 _MAX_RESPONSE_BYTES = 32 * 2**20  # of a completion with logprobs: about 150 bytes per token
 _RETRY_PAUSES = (0.1, 0.5)  # seconds before each retry of a request of a weight update
+# Seconds between the tries of a request whose images another request sends: the server takes a while to read them.
+_UPLOAD_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+_MAX_SENT_IMAGES = 2**17  # images per server that are remembered as sent
 _NUM_SHOWN_IDS = 8  # on either side of the first difference of two prompts
 
 
@@ -30,6 +38,10 @@ class ServerError(Exception):
 
 class ServerBusy(ServerError):
     """The server is healthy but overloaded."""
+
+
+class ServerTimeout(ServerError):
+    """The request took too long: the server may hang, or be healthy and slow."""
 
 
 class ServerUnreachable(ServerError):
@@ -64,12 +76,12 @@ class ServerMessages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerRequest(GenerationRequest):
-    """A request in a format common to all servers: one URL per image, and the texts of `sampling.forbidden_ids`.
+    """A request in a format common to all servers: the data URLs of its images, the texts of `sampling.forbidden_ids`.
 
-    `filters` change the distribution beyond the temperature, such as top_p.
+    `image_urls` are by the images' keys. `filters` change the distribution beyond the temperature, such as top_p.
     """
 
-    image_urls: Sequence[str] = ()
+    image_urls: Mapping[str, bytes] = field(default_factory=dict)
     forbidden_texts: Sequence[str] = ()
     filters: Mapping[str, float] = field(default_factory=dict)
 
@@ -93,9 +105,13 @@ class ServerApi(Protocol):
 
     MESSAGES: ServerMessages
     GENERATE_PATH: str  # the path that samples
+    KEEPS_IMAGES: bool  # the server keeps images by their keys, so that later requests may omit their data
 
-    def build_request(self, request: ServerRequest) -> dict[str, Any]:
-        """Build the body of a generate request: unexpanded ids, image URLs, sampling parameters."""
+    def build_request(self, request: ServerRequest, omitted: Collection[str] = ()) -> dict[str, Any]:
+        """Build the body of a generate request: unexpanded ids, images, sampling parameters.
+
+        Images appear as `mark_image`, or by their keys alone if those are in `omitted`.
+        """
 
     def parse_reply(self, response: Any) -> ServerReply:
         """Parse a generate response. Raises LookupError, TypeError or ValueError if it is malformed."""
@@ -159,6 +175,8 @@ def require_servers(servers: Sequence[str], messages: ServerMessages) -> None:
 class Server:
     """A server at `url`, such as http://127.0.0.1:8000; each HTTP request is bounded by `timeout` seconds.
 
+    At most `max_concurrency` replies are requested at a time (0: no limit).
+
     `num_in_flight` counts our unfinished requests, `generation` how often the server came up, `max_model_len` is its
     context in tokens, `vocab_size` the bound of its token ids, `is_seeded` whether seeds determine its samples,
     `was_reached` whether any handshake had a connection (None: not tried yet), `version_by_label` the weight version of
@@ -167,7 +185,7 @@ class Server:
     weight sync set them.
     """
 
-    def __init__(self, url: str, timeout: float, api: ServerApi) -> None:
+    def __init__(self, url: str, timeout: float, api: ServerApi, max_concurrency: int = 0) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"engine.settings.servers contains {url!r}, which is not the address of a {api.MESSAGES.name} server; "
@@ -176,9 +194,16 @@ class Server:
                 value=url,
             )
         self.url, self.api = url.rstrip("/"), api
-        self._client = HttpClient(
-            base_url=self.url, timeout=timeout, keeps_connections=True, max_response_bytes=_MAX_RESPONSE_BYTES
+        create_client = partial(
+            HttpClient,
+            base_url=self.url,
+            timeout=timeout,
+            keeps_connections=True,
+            max_response_bytes=_MAX_RESPONSE_BYTES,
         )
+        # Requests beyond the limit wait here, without a connection. Requests of weight syncs don't wait for them.
+        self._client, self._control_client = create_client(max_concurrency=max_concurrency), create_client()
+        self._sent_images = SentImages()
         self.is_up, self.num_in_flight, self.generation = False, 0, 0
         self.max_model_len, self.vocab_size = 0, 0
         self.down_reason, self.is_seeded = "no handshake yet", True
@@ -209,8 +234,7 @@ class Server:
         if the server's prompt differs from the ledger; what `post` raises.
         """
         sampling = request.sampling
-        body = self.api.build_request(request) | ({"model": self.adapter} if self.adapter else {})
-        response = await self.post(self.api.GENERATE_PATH, body)
+        response = await self._post_request(request)
         with convert_parse_errors(f"{self.url} returned a malformed completion"):
             reply = self.api.parse_reply(response)
         _check_prompt_ids(reply.prompt_ids, request.ledger.input_ids(), self.url)
@@ -228,6 +252,32 @@ class Server:
             finish_reason=FinishReason.STOP if has_stop_id else FinishReason.LENGTH,
         )
         return completion, frozenset(label for label, _, _ in reply.version_spans)
+
+    async def _post_request(self, request: ServerRequest) -> Any:
+        """Post a generate request, without the images that the server has, and with them if it has lost them."""
+        keys = {image.key for image in request.ledger.images()}
+        pauses = iter(_UPLOAD_PAUSES)
+        while True:
+            await take_turn()
+            omitted = self._sent_images.find_omitted(keys) if self.api.KEEPS_IMAGES else set[str]()
+            body = self.api.build_request(request, omitted) | ({"model": self.adapter} if self.adapter else {})
+            try:
+                with self._sent_images.record_upload(keys - omitted):
+                    return await self.post(self.api.GENERATE_PATH, join_json(body, request.image_urls))
+            except EngineError:
+                if not omitted:
+                    raise
+                # The server has dropped images, or doesn't have those yet that another request sends.
+                is_uploading = self._sent_images.is_uploading(omitted)
+                self._sent_images.forget(omitted)
+                if is_uploading and (pause := next(pauses, None)) is not None:
+                    await asyncio.sleep(pause)
+                else:
+                    self._sent_images.forget(omitted, with_uploads=True)
+
+    def forget_images(self) -> None:
+        """Send every image again: the server has emptied its cache of images."""
+        self._sent_images = SentImages()
 
     async def get(self, path: str) -> Any:
         """Return the JSON at a path; errors are those of `post`."""
@@ -259,14 +309,15 @@ class Server:
         Raises ServerError or EngineError.
         """
         try:
-            await self._client.request("GET", path, parse=lambda content: None)
+            await self._control_client.request("GET", path, parse=lambda content: None)
         except RequestFailed as error:
             if error.status != 405:
                 raise self._convert_error(path, error) from error
 
     async def _request(self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None) -> Any:
+        client = self._client if path == self.api.GENERATE_PATH else self._control_client
         try:
-            return await self._client.request(method, path, body, query=query, parse=lambda content: content)
+            return await client.request(method, path, body, query=query, parse=lambda content: content)
         except RequestFailed as error:
             raise self._convert_error(path, error) from error
 
@@ -287,12 +338,51 @@ class Server:
             return EngineError(f"{self.url} {error}", key=SERVERS_KEY, value=self.url)
         if status >= 500:
             return ServerError(f"{self.url} failed: {path} returned {status}{message}")
-        unreachable = not status and not error.is_timeout
-        return (ServerUnreachable if unreachable else ServerError)(f"{self.url} {error}")
+        if error.is_local:
+            hint = "run fewer rollouts at a time, or raise the limit of open files (ulimit -n)"
+            return ServerBusy(f"{self.url} {error}; {hint}")
+        kind = ServerTimeout if error.is_timeout else ServerUnreachable if error.is_refused else ServerError
+        return kind(f"{self.url} {error}")
 
     async def close(self) -> None:
         """Close the connections; unfinished requests fail."""
         await self._client.close()
+        await self._control_client.close()
+
+
+class SentImages:
+    """Which images one server has by their keys, by what was sent, and which are being sent."""
+
+    def __init__(self) -> None:
+        self._sent: LRUCache[str, None] = LRUCache(_MAX_SENT_IMAGES)
+        self._num_uploads: Counter[str] = Counter()
+
+    def find_omitted(self, keys: Collection[str]) -> set[str]:
+        """Return the keys of images that needn't be sent: the server has them, or another request sends them."""
+        return {key for key in keys if self._num_uploads[key] or key in self._sent}
+
+    @contextlib.contextmanager
+    def record_upload(self, keys: Collection[str]) -> Iterator[None]:
+        """Count images as being sent inside the block, and as sent if it succeeds."""
+        self._num_uploads.update(keys)
+        try:
+            yield
+            for key in keys:
+                self._sent.put(key, None)
+        finally:
+            self._num_uploads.subtract(keys)
+            self._num_uploads = +self._num_uploads  # without zeros
+
+    def is_uploading(self, keys: Collection[str]) -> bool:
+        """Return whether another request sends one of these images."""
+        return any(self._num_uploads[key] for key in keys)
+
+    def forget(self, keys: Collection[str], *, with_uploads: bool = False) -> None:
+        """Send these images again, and, `with_uploads`, also those that another request sends."""
+        for key in keys:
+            self._sent.remove(key)
+            if with_uploads:
+                self._num_uploads.pop(key, None)
 
 
 # ---- parsing and validating completions ------------------------------------------------------------------------------
@@ -300,7 +390,7 @@ class Server:
 
 def parse_ids(value: Any) -> tuple[int, ...]:
     """Parse a JSON list of token ids. Raises TypeError if it is not one."""
-    if not isinstance(value, list) or not all(type(token) is int for token in value):
+    if not isinstance(value, list) or not {*map(type, value)} <= {int}:
         raise TypeError
     return tuple(value)
 

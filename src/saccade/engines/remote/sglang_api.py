@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from saccade.engines.image_urls import mark_image
 from saccade.engines.remote.server import (
     InFlightPolicy,
     Server,
@@ -24,6 +25,7 @@ from saccade.protocols import Renderer
 from saccade.types import SamplingParams
 
 GENERATE_PATH = "/generate"
+KEEPS_IMAGES = False
 _LOAD_PATH = "/update_weights_from_disk"
 _VERSION_HINT = "use SGLang 0.5.23 or newer"
 _WEIGHT_UPDATE_PATHS = ("/pause_generation", _LOAD_PATH, "/continue_generation")
@@ -51,13 +53,13 @@ _PROBE_TEMPERATURE = 1e6  # at which all tokens are equally likely
 _NUM_PROBE_TOKENS = 4  # sampled at that temperature
 
 
-def build_request(request: ServerRequest) -> dict[str, Any]:
+def build_request(request: ServerRequest, omitted: Collection[str] = ()) -> dict[str, Any]:
     """See ServerApi."""
-    sampling = request.sampling
+    sampling, images = request.sampling, request.ledger.images()
     settings = {**_DEFAULT_SAMPLING, **request.filters}
     return {
         "input_ids": list(request.ledger.prompt_ids()),
-        **({"image_data": list(request.image_urls)} if request.image_urls else {}),
+        **({"image_data": [mark_image(image) for image in images]} if images else {}),
         "return_logprob": True,
         "return_prompt_token_ids": True,
         "sampling_params": {

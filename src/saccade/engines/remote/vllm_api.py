@@ -7,12 +7,13 @@ can't complete a failed transfer.
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from saccade.engines.image_urls import mark_image
 from saccade.engines.remote.server import (
     InFlightPolicy,
     Server,
@@ -28,6 +29,7 @@ from saccade.errors import EngineError
 from saccade.protocols import Renderer
 
 GENERATE_PATH = "/inference/v1/generate"
+KEEPS_IMAGES = True  # until its cache of images is full or reset; then it refuses a request without the data
 _INIT_PATH = "/init_weight_transfer_engine"
 LOAD_ADAPTER_PATH = "/v1/load_lora_adapter"
 _DEV_MODE_HINT = "start it with VLLM_SERVER_DEV_MODE=1 in its environment, as `saccade serve` does"
@@ -54,10 +56,13 @@ _PARTIAL_HINT = "it holds partial weights and is not used until it is restarted"
 _logger = logging.getLogger("saccade")
 
 
-def build_request(request: ServerRequest) -> dict[str, Any]:
-    """See ServerApi."""
+def build_request(request: ServerRequest, omitted: Collection[str] = ()) -> dict[str, Any]:
+    """See ServerApi. An image without a URL is one that vLLM has."""
     sampling = request.sampling
-    content_parts = [{"type": "image_url", "url": url} for url in request.image_urls]
+    content_parts = [
+        {"type": "image_url", "uuid": image.key, **({} if image.key in omitted else {"url": mark_image(image)})}
+        for image in request.ledger.images()
+    ]
     return {
         "token_ids": list(request.ledger.prompt_ids()),
         **({"content_parts": content_parts} if content_parts else {}),
@@ -159,6 +164,7 @@ async def finish_update(server: Server, in_flight: InFlightPolicy) -> None:
         reply = await server.post_again(path, **query)
         if isinstance(reply, dict) and reply.get("success") is False:
             raise ServerError(f"{server.url} could not empty its cache ({path})")
+    server.forget_images()
     await server.post_again("/resume")
 
 
