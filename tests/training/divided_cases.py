@@ -59,12 +59,12 @@ def replace_by_texts(batches):
 
 CASES = {
     "sft tied": Case("sft", ADAMW),
-    "sft untied": Case("sft", ADAMW, model="untied"),
+    "sft untied": Case("sft", ADAMW, model="untied"),  # of the family Qwen2.5-VL
     "sft frozen tower": Case(
         "sft", (*ADAMW, "model.trained_weights=language_model", "model.activation_checkpointing=true")
     ),
     # Gradients are clipped to the size of AdamW's epsilon, so the updates depend on their norm.
-    "sft clipped": Case("sft", (*ADAMW, "sft.optim.max_grad_norm=1e-6")),
+    "sft clipped": Case("sft", (*ADAMW, "sft.optim.max_grad_norm=1e-6", "sft.optim.lr=1e-3")),
     "sft lora": Case("sft", (*ADAMW, "model.lora_rank=2")),
     # Newton-Schulz iterates in bfloat16, which makes rounding differences of a gradient visible.
     "sft muon": Case("sft", ("sft.optim.name=muon", "sft.optim.lr=1e-4"), 1e-3),

@@ -64,7 +64,13 @@ def record_samples(workspace, monkeypatch, folder):
 def prepared(workspace, tmp_path_factory):
     """The workspace, samples of RL and the folder of what two processes trained."""
     work = tmp_path_factory.mktemp("divided")
-    make_tiny_model(str(workspace.root / "untied"), hidden_size=64, num_layers=2, tie_word_embeddings=False)
+    make_tiny_model(
+        str(workspace.root / "untied"),
+        family="qwen2_5_vl",
+        hidden_size=64,
+        num_layers=2,
+        tie_word_embeddings=False,
+    )
     samples = record_samples(workspace, pytest.MonkeyPatch(), work / "rl")
     (work / "workspace.pickle").write_bytes(pickle.dumps((workspace, samples)))
     return workspace, samples, work
