@@ -27,7 +27,7 @@ from saccade.runs.validation import (
     require_checkpoint_metric,
     select_tasks,
 )
-from saccade.types import Episode, EpisodeStatus, Group, Score, ScoredEpisode, Task, UngradedEpisode
+from saccade.types import Demonstration, Episode, EpisodeStatus, Group, Score, ScoredEpisode, Task, UngradedEpisode
 from saccade.utils.jsonl import write_jsonl
 
 ON = ["validation={every: 2, num_tasks: 2, num_samples: 2, modes: [greedy, sampled]}"]
@@ -110,6 +110,20 @@ def test_a_renamed_task_without_media_is_refused(tmp_path, dataset_folder):
         load_validation_tasks(tmp_path, recipe, [task])
     assert "1 of its 2 tasks and 0 of its 0 media files" in str(caught.value)
     assert len(load_validation_tasks(tmp_path, recipe, [replace(task, ground_truth=5.0)])) == 2
+
+
+def test_tasks_of_the_sft_that_rl_starts_from_are_refused(tmp_path, dataset_folder):
+    """The SFT is another run's, and one of its demonstrations is about a validation task."""
+    held_out, *_ = load_tasks(dataset_folder / "validation/tasks.jsonl")
+    demonstration = Demonstration(task=held_out, frame_budget=None, replies=("<answer>red</answer>",))
+    write_jsonl(tmp_path / "demonstrations.jsonl", [demonstration])
+    recipe, source = build_recipe(dataset_folder, *ON), tmp_path / "source"
+    Run.create(source, recipe.with_values({"data.demonstrations": str(tmp_path / "demonstrations.jsonl")}))
+    (source / "sft/step-000001").mkdir(parents=True)
+    recipe = recipe.with_values({"model.path": str(source / "sft/step-000001")})
+    with raises(DataError, key="data.validation") as caught:
+        pipeline.rl(tmp_path / "run", recipe, on_step=lambda step, values: None)
+    assert "1 of its" in str(caught.value)
 
 
 def test_unreadable_files_are_left_out(tmp_path, dataset_folder):

@@ -391,12 +391,30 @@ def rl(
 
 
 def _load_demonstrated_tasks(folder: Path, recipe: Recipe) -> list[Task]:
-    """Return the tasks that the SFT in a run's folder learned from, if there was one and they are validated against."""
-    file = recipe.data.demonstrations
-    if not (recipe.validation.every and file and (folder / "sft").exists()):
+    """Return the tasks that the SFT before RL learned from, if there was one and the run is validated.
+
+    It is that of the run's folder, and that of another run whose checkpoint RL starts from.
+    """
+    if not recipe.validation.every:
         return []
-    items = load_recipe_data(folder, recipe, "data.demonstrations", file, Demonstration)
+    runs, source = [Run(path=folder, recipe=recipe)], _find_run(folder / recipe.model.path)
+    if source is not None and source.path != folder.resolve():
+        runs.append(source)
+    items: list[Demonstration] = []
+    for run in runs:
+        file = run.recipe.data.demonstrations
+        if file and (run.path / "sft").exists():
+            items += load_recipe_data(run.path, run.recipe, "data.demonstrations", file, Demonstration)
     return [demonstration.task for demonstration in items]
+
+
+def _find_run(weights: Path) -> Run | None:
+    """Return the run of a checkpoint; None if it belongs to none, or to one whose demonstrations are gone."""
+    folder = weights.resolve().parent.parent
+    if not (folder / "recipe.yaml").is_file():
+        return None
+    run = Run.open(folder)
+    return run if (folder / run.recipe.data.demonstrations).is_file() else None
 
 
 def require_finished_sft(run: Run) -> None:
