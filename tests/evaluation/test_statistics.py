@@ -109,10 +109,12 @@ def test_coverage_of_counts(clusters):
         "calls": (lambda: rng.binomial(6, 0.4, clusters), 2.4),
         "calls of four tasks": (lambda: rng.poisson(1.5, (clusters, 4)).mean(axis=1), 1.5),
         "seconds": (lambda: rng.gamma(8, 0.5, clusters), 4.0),
+        "skewed seconds": (lambda: rng.exponential(1.0, clusters), 1.0),
     }
     for name, (draw, truth) in designs.items():
         intervals = [compute_interval(draw(), bounds=None) for _ in range(400)]
-        assert np.mean([low <= truth <= high for low, high in intervals]) >= 0.9, name
+        least = 0.84 if name == "skewed seconds" else 0.9
+        assert np.mean([low <= truth <= high for low, high in intervals]) >= least, name
 
 
 def test_interval_without_bounds_by_hand():

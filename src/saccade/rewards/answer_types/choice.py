@@ -13,10 +13,10 @@ class ChoiceAnswer(AnswerFormat):
     r"""Multiple choice: 1.0 if the final answer names the ground-truth option and no other, else 0.0.
 
     `reader.read_letter` reads it, ignoring markup and case: a letter alone (`B`, `(B)`, `\boxed{B`), a letter after a
-    lead-in (`Option B`, `The answer is: (B)`), the exact text of one option (`the red ball`), both if they agree (`B.
-    the red ball`), each also as the first line with an explanation after it. Only the letters of this task's 2-10
-    options count; a letter takes precedence over an option whose text is that letter. Anything else is wrong: `A or B`,
-    `not A`, a letter with another option's text, a sentence about it.
+    lead-in (`Option B`, `The answer is: (B)`, `It must be B`), the text of one option, whatever its article (`It's the
+    red ball`), both if they agree (`B. the red ball`), each also as the first line with an explanation after it. Only
+    the letters of this task's 2-10 options count; a letter takes precedence over an option whose text is that letter.
+    Anything else is wrong: `A or B`, `not A`, `I think B`, a letter with another option's text, a sentence about it.
     """
 
     names = ("choice", "mcq", "mc", "multiple-choice", "multiple_choice", "multi-choice")
