@@ -155,11 +155,32 @@ def test_failed_write_keeps_the_old_file(run, monkeypatch):
     def fail(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with raises(RunError, key=str(run.path / "report.json")):
         run.write_json("report.json", {"new": 1})
     assert run.read_json("report.json") == {"old": 1}
     assert [path.name for path in run.path.iterdir() if "draft" in path.name] == []
+
+
+def test_the_record_of_invocations_is_replaceable(run, recipe):
+    """No result depends on it: without it a run resumes, and a damaged one is named with the fix."""
+    path = run.path / "invocations.json"
+    for content in (b"", b"{}", path.read_bytes()[:-9]):
+        path.write_bytes(content)
+        with raises(RunError, key=str(path)):
+            Run.create(run.path, recipe, resume=True)
+    path.unlink()
+    Run.create(run.path, recipe, resume=True)
+    assert len(run.read_invocations()) == 1
+
+
+def test_steps_after_a_checkpoint_are_removed(run):
+    for stage in ("sft", "rl", "rl_validation"):
+        for step in (1, 2, 3):
+            run.log(stage, step, {"loss": 0.5})
+    run.cut_metrics(("rl", "rl_validation"), 2)
+    steps = {stage: [row["step"] for row in run.read_metrics(stage)] for stage in ("sft", "rl", "rl_validation")}
+    assert steps == {"sft": [1, 2, 3], "rl": [1, 2], "rl_validation": [1, 2]}
 
 
 def test_version_of_a_missing_package():

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from saccade.training import background
-from saccade.training.background import Cancelled, defer_interrupt, run_in_thread
+from saccade.training.background import Abandoned, Cancelled, defer_interrupt, run_in_thread
+from saccade.utils.async_utils import run_in_daemon_thread
 
 
 def test_run_in_thread_returns_the_result():
@@ -56,15 +56,49 @@ def test_a_cancelled_run_waits_for_the_next_micro_batch(caplog):
 
     cancel_while_running(update)
     assert was_cancelled == [True]
-    assert [record.args for record in caplog.records] == [("the update", 30)]
+    assert [record.args for record in caplog.records] == [("the update",)]
 
 
-def test_a_cancelled_run_waits_at_most_the_grace_period(monkeypatch):
-    monkeypatch.setattr(background, "_GRACE_SECONDS", 0.05)
-    may_finish, has_finished = threading.Event(), threading.Event()
-    cancel_while_running(lambda check: (may_finish.wait(600), has_finished.set()))
-    assert not has_finished.is_set()
-    may_finish.set()
+def test_the_result_of_an_update_that_ends_nevertheless_is_returned():
+    """The caller records the update, and is cancelled at its next await; a Ctrl-C stays a Ctrl-C."""
+    has_started, results = threading.Event(), []
+
+    def update(check_cancelled):
+        has_started.set()
+        time.sleep(0.1)
+        return "weights"
+
+    async def run():
+        interrupt = run_in_daemon_thread(
+            lambda: has_started.wait() and os.kill(os.getpid(), signal.SIGINT), "interrupt"
+        )
+        results.append(await run_in_thread(update, "the update"))
+        await interrupt
+        pytest.fail("the cancellation was lost")
+
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(run())
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert results == ["weights"]
+
+
+def test_a_second_cancellation_abandons_the_update():
+    """It is no plain cancellation, after which the weights would be known."""
+    may_finish = threading.Event()
+
+    async def run():
+        task = asyncio.create_task(run_in_thread(lambda check: may_finish.wait(600), "the update"))
+        for _ in range(2):
+            await asyncio.sleep(0.01)
+            task.cancel()
+        with pytest.raises(Abandoned):
+            await task
+        may_finish.set()
+
+    asyncio.run(run())
 
 
 BLOCKED = """

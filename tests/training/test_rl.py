@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from error_cases import raises
-from training_cases import RecordingEngine, alternate, are_equal, copy_weights, with_reward
+from training_cases import RecordingEngine, alternate, are_equal, copy_weights, interrupt, with_reward
 
 from saccade.algorithms.group_advantages import compute_group_advantages
 from saccade.config.schema import AdvantageConfig
@@ -170,6 +170,49 @@ def test_a_resumed_run_equals_the_uninterrupted_one(workspace, trained_weights, 
     resumed = load_alternating(workspace, weights=last.folder if last else trained_weights)
     assert workspace.run_rl(resumed, tmp_path) == rows[saved:]
     assert are_equal(copy_weights(resumed), copy_weights(components))
+
+
+@pytest.mark.parametrize("mini_batches", [1, 2])
+@pytest.mark.parametrize("during", ["rollouts", "an update", "a weight sync"])
+def test_ctrl_c_saves_the_last_finished_step(workspace, trained_weights, tmp_path, monkeypatch, during, mini_batches):
+    """Step 1 has no regular checkpoint; the weights between the updates of two mini-batches are those of no step."""
+    overrides = ("rl.steps=2", f"rl.mini_batches={mini_batches}", "sampling.max_tokens=8")
+    whole = load_alternating(workspace, *overrides, weights=trained_weights)
+    rows = workspace.run_rl(whole, tmp_path / "whole")
+
+    class InterruptingEngine(RecordingEngine):
+        async def generate(self, request):
+            if during == "rollouts" and self.version == 1 and not self.requests:
+                interrupt()
+            return await super().generate(request)
+
+        async def sync_weights(self, source, version):
+            self.requests.clear()
+            if during == "a weight sync" and version == 1:
+                interrupt()
+                await asyncio.sleep(0)
+            await super().sync_weights(source, version)
+
+    def train_and_interrupt(*arguments, **settings):
+        report = train_step(*arguments, **settings)
+        reports.append(report)
+        if len(reports) == 1:
+            interrupt()
+        return report
+
+    train_step, reports = policy_update.train_step, []
+    if during == "an update":
+        monkeypatch.setattr(policy_update, "train_step", train_and_interrupt)
+    interrupted = load_alternating(workspace, *overrides, weights=trained_weights)
+    engine = InterruptingEngine(interrupted.engine)
+    (row,) = workspace.run_rl(replace(interrupted, engine=engine), tmp_path / "run")
+    monkeypatch.undo()
+    assert row.items() <= rows[0].items()  # what is measured after the weight sync may be missing
+    last = checkpoint.find_newest_checkpoint(tmp_path / "run")
+    assert last.step == 1
+    resumed = load_alternating(workspace, *overrides, weights=last.folder)
+    assert workspace.run_rl(resumed, tmp_path / "run") == rows[1:]
+    assert are_equal(copy_weights(resumed), copy_weights(whole))
 
 
 @pytest.mark.parametrize("failing_call", ["generate", "sync_weights"])

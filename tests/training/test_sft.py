@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from error_cases import raises
-from training_cases import are_equal, copy_weights
+from training_cases import are_equal, copy_weights, interrupt
 
 from saccade.config.schema import SftConfig
 from saccade.errors import ConfigError, DataError
@@ -101,6 +101,39 @@ def test_a_resumed_run_equals_the_uninterrupted_one(workspace, whole_run, tmp_pa
         assert state["state"].keys() == resumed_state["state"].keys()
         for key, moments in state["state"].items():
             assert all(torch.equal(moments[name], resumed_state["state"][key][name]) for name in moments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("during", ["the log", "an update", "a checkpoint"])
+def test_ctrl_c_saves_the_last_finished_step(workspace, whole_run, tmp_path, monkeypatch, during):
+    """Steps 1 and 3 have no regular checkpoint."""
+    components, rows, _ = whole_run
+    calls = []
+
+    def interrupt_first(function, number):
+        def run(*arguments, **settings):
+            calls.append(function)
+            if len(calls) == number:
+                interrupt()
+            return function(*arguments, **settings)
+
+        return run
+
+    if during == "an update":
+        monkeypatch.setattr(sft, "update_model", interrupt_first(sft.update_model, 4))
+    if during == "a checkpoint":
+        monkeypatch.setattr(checkpoint, "save_checkpoint", interrupt_first(checkpoint.save_checkpoint, 1))
+    interrupted = workspace.load_components()
+    finished = workspace.run_sft(interrupted, tmp_path, interrupt_at=3 if during == "the log" else 0)
+    monkeypatch.undo()
+    assert finished == rows[: len(finished)]
+    last = checkpoint.find_newest_checkpoint(tmp_path)
+    assert last.step == len(finished)
+    assert last.step in {"the log": (3, 4), "an update": (3, 4), "a checkpoint": (2,)}[during]
+    assert not list(tmp_path.glob(".step-*"))
+    resumed = workspace.load_components(weights=last.folder)
+    assert workspace.run_sft(resumed, tmp_path) == rows[last.step :]
+    assert are_equal(copy_weights(resumed), copy_weights(components))
 
 
 def test_a_finished_run_does_nothing_when_resumed(workspace, whole_run):

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,15 +54,21 @@ class Workspace:
         *,
         demonstrations: Sequence[Demonstration] = (),
         kill_at: int = 0,
+        interrupt_at: int = 0,
     ) -> list[dict]:
-        """Return the metrics of each step; the run is killed before it writes the checkpoint of step `kill_at`."""
-        rows, log_step = _build_log(kill_at)
+        """Return the metrics of each step.
+
+        The run is killed before it writes the checkpoint of step `kill_at`, or stopped by Ctrl-C after `interrupt_at`.
+        """
+        rows, log_step = _build_log(kill_at, interrupt_at)
         return _run(
             sft.train(components, demonstrations or self.demonstrations, folder=folder, log_step=log_step), rows
         )
 
-    def run_rl(self, components: TrainingComponents, folder: Path, *, kill_at: int = 0, on_groups=None) -> list[dict]:
-        rows, log_step = _build_log(kill_at)
+    def run_rl(
+        self, components: TrainingComponents, folder: Path, *, kill_at: int = 0, interrupt_at: int = 0, on_groups=None
+    ) -> list[dict]:
+        rows, log_step = _build_log(kill_at, interrupt_at)
         return _run(rl.train(components, self.tasks, folder=folder, log_step=log_step, on_groups=on_groups), rows)
 
 
@@ -69,20 +77,31 @@ def is_timing(metric):
     return metric.startswith(TIMING_METRICS) or metric.endswith("/seconds")
 
 
-def _build_log(kill_at):
+def interrupt() -> None:
+    """Press Ctrl-C."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _build_log(kill_at, interrupt_at=0):
     rows: list[dict] = []
 
     def log_step(values):
         rows.append({key: value for key, value in values.items() if not is_timing(key)})
         if values["step"] == kill_at:
             raise Killed
+        if values["step"] == interrupt_at:
+            interrupt()
 
     return rows, log_step
 
 
 def _run(training, rows):
-    with contextlib.suppress(Killed):
-        asyncio.run(training)
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs of a shell
+    try:
+        with contextlib.suppress(Killed, KeyboardInterrupt):
+            asyncio.run(training)
+    finally:
+        signal.signal(signal.SIGINT, previous)
     return rows
 
 

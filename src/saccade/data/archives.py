@@ -27,8 +27,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from saccade.errors import DataError
-from saccade.utils.files import convert_file_errors
-from saccade.utils.jsonl import write_atomically
+from saccade.utils.files import convert_file_errors, write_atomically
 
 # Of two suffixes with a common start the longer comes first.
 _ARCHIVE_SUFFIX_PATTERN = r"\.(?:zip|tgz|tar\.gz|tar\.bz2|tar\.xz|tar)"
@@ -193,7 +192,7 @@ def _extract_members(
             with (
                 opened() as source,
                 convert_file_errors(target),
-                write_atomically(target) as partial,
+                write_atomically(target, is_durable=False) as partial,
                 partial.open("wb") as out,
             ):
                 out.writelines(_iterate_chunks(source))

@@ -22,7 +22,8 @@ from saccade.media.relocation import map_media_paths
 from saccade.plugins import get_file, suggest
 from saccade.rewards.answer_types.base import get_answer_type, register_file
 from saccade.types import Demonstration, Media, Task
-from saccade.utils.jsonl import to_jsonable, validate_as, write_atomically, write_jsonl
+from saccade.utils.files import write_atomically
+from saccade.utils.jsonl import to_jsonable, validate_as, write_jsonl
 
 ItemT = TypeVar("ItemT", bound=Task | Demonstration)
 

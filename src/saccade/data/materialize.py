@@ -17,7 +17,8 @@ from typing import Any
 from saccade.data import parquet
 from saccade.data.importer import get_archive_folder
 from saccade.errors import DataError
-from saccade.utils.jsonl import require_file, write_atomically
+from saccade.utils.files import write_atomically
+from saccade.utils.jsonl import require_file
 
 MEDIA_PREFIXES = ("longvt_source/", "museg/charades/", "museg/et_instruct_164k/", "selfqa/")
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")

@@ -25,7 +25,8 @@ from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError, V
 from saccade.data import parquet
 from saccade.errors import DataError
 from saccade.types import Media, MediaKind
-from saccade.utils.jsonl import require_file, write_atomically
+from saccade.utils.files import write_atomically
+from saccade.utils.jsonl import require_file
 
 CHUNK_CHARS = 2**20  # read from a JSON list at a time
 MAX_ITEM_CHARS = 2**26  # of one item of a JSON list

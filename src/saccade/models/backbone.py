@@ -26,6 +26,7 @@ from saccade.config.schema import ModelConfig
 from saccade.errors import ModelError, convert_errors
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io, lora
+from saccade.models.checkpoint_files import IGNORED_FILES
 from saccade.models.policy import KVStore, Policy, PolicyInputs, VisionFeatures, VisionPass
 
 _METADATA_SUFFIXES = {".json", ".jinja", ".txt"}  # tokenizer, template, image processor; not the index of weight files
@@ -125,7 +126,11 @@ class Backbone:
             self.model: Any = loaded.to(self.device)
             # Read now: a run deletes the checkpoint that it was loaded from when it has written newer ones.
             files = [file for file in Path(settings.path).iterdir() if file.suffix in _METADATA_SUFFIXES]
-            self._metadata_files = {file.name: file.read_bytes() for file in files if ".index." not in file.name}
+            self._metadata_files = {
+                file.name: file.read_bytes()
+                for file in files
+                if ".index." not in file.name and file.name not in IGNORED_FILES
+            }
         self.model.set_attn_implementation(_ATTENTION_IMPLEMENTATIONS)
         self.model.model.visual.config._attn_implementation = "saccade_flash"
         self.model.eval()

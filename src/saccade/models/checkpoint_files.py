@@ -1,17 +1,31 @@
-"""A checkpoint's files without loading them: are its weights complete, and the digest of its contents."""
+"""A checkpoint's files without loading them: are its weights complete, its checksums, the digest of its contents."""
 
 import hashlib
 import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from saccade.errors import ModelError, convert_errors
+from saccade.errors import DataError, ModelError, convert_errors
 from saccade.utils.hashing import compute_digest
+from saccade.utils.jsonl import read_json, write_json
 
 HASHED_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".txt"}  # weights, configs, tokenizer, template
-IGNORED_FILES = {"trainer_state.json"}  # the trainer's, beside the weights
+CHECKSUMS_FILE = "checksums.json"  # of a checkpoint: the bytes and the SHA-256 of each other file, by name
+IGNORED_FILES = {"trainer_state.json", CHECKSUMS_FILE}  # the trainer's, beside the weights
+_NUM_HASH_THREADS = 8  # hashing releases the GIL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checksum:
+    """The size and the digest of a file."""
+
+    bytes: int
+    sha256: str
 
 
 def check_weights(folder: Path) -> int:
@@ -44,6 +58,48 @@ def _read_shard_names(index: Path) -> set[str]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         problem = f"{index} is not an index with a weight_map that gives each weight's file; copy the checkpoint again"
         raise ModelError(problem, key=str(index)) from error
+
+
+def write_checksums(folder: Path) -> None:
+    """Write the checksums of every file in a folder and below."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / CHECKSUMS_FILE]
+    files = {path.relative_to(folder).as_posix(): path for path in paths}
+    digests = _hash_files(files)
+    content = {name: Checksum(bytes=path.stat().st_size, sha256=digests[name]) for name, path in files.items()}
+    write_json(folder / CHECKSUMS_FILE, content)
+
+
+def verify_checksums(folder: Path) -> None:
+    """Raise ModelError, with its path as key, for the first file whose content isn't the one that was written.
+
+    Files that were added later aren't compared. Reads every file (about a second per gigabyte and thread).
+    """
+    fix = "restore it from a copy"
+    expected = read_checksums(folder)
+    for name, checksum in expected.items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else None
+        if size != checksum.bytes:
+            reason = "is missing" if size is None else f"has {size} bytes instead of {checksum.bytes}"
+            raise ModelError(f"{path} {reason}; {fix}", key=str(path), value=size)
+    for name, digest in _hash_files({name: folder / name for name in expected}).items():
+        if digest != expected[name].sha256:
+            path = folder / name
+            raise ModelError(f"{path} has another content than was written; {fix}", key=str(path), value=digest)
+
+
+def read_checksums(folder: Path) -> dict[str, Checksum]:
+    """Return the checksums of a checkpoint's files by name. Raises ModelError if they can't be read."""
+    path = folder / CHECKSUMS_FILE
+    try:
+        return read_json(path, dict[str, Checksum], hint="it holds the checksums of the checkpoint's files")
+    except DataError as error:
+        raise ModelError(str(error), key=str(path)) from error
+
+
+def _hash_files(files: Mapping[str, Path]) -> dict[str, str]:
+    with ThreadPoolExecutor(_NUM_HASH_THREADS) as pool:
+        return dict(zip(files, pool.map(_hash_file, files.values()), strict=True))
 
 
 def compute_checkpoint_digest(folder: Path) -> str:

@@ -461,9 +461,10 @@ def _train_stage(
     components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
     trace = _plan_trace(stage_name, recipe, run, last, profile_step)
     run.mark_begun(stage_name)
+    run.cut_metrics((stage_name, f"{stage_name}{STAGE_SUFFIX}"), last.step if last else 0)
     with convert_file_errors(folder / stage_name):
         (folder / stage_name).mkdir(exist_ok=True)  # records that the stage was started
-    alarms, results = AlarmMonitor(run.recipe.alarms), _replay_log(run, stage_name, last)
+    alarms, results = AlarmMonitor(run.recipe.alarms), _replay_log(run, stage_name)
     alarms.replay(results.training)
     alarms.replay(map(prefix_validation, results.validations.values()))
     writer = EpisodeWriter(folder, run.recipe.episodes.max_bytes)
@@ -531,12 +532,9 @@ class _Log:
     validations: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
-def _replay_log(run: Run, stage: str, last: checkpoint.Checkpoint | None) -> _Log:
-    if last is None:  # a new stage: rows of an invocation that was killed before its first checkpoint don't count
-        return _Log()
-
+def _replay_log(run: Run, stage: str) -> _Log:
     def read(name: str) -> list[dict[str, float]]:
-        rows = [row for row in run.read_metrics(name) if row["step"] <= last.step]
+        rows = run.read_metrics(name)
         return [{key: value for key, value in row.items() if isinstance(value, int | float)} for row in rows]
 
     validations = {int(row["step"]): row for row in read(f"{stage}{STAGE_SUFFIX}")}

@@ -4,7 +4,7 @@ recipe.yaml         the resolved recipe with every default
 invocations.json    one entry per invocation: seed, versions, platform, commit, sandbox isolation, digests of
                     plugin files, changed recipe keys
 plugins/            copies of the plugin files that the recipe names, by the start of their digest
-metrics.jsonl       one line per step, appended and flushed
+metrics.jsonl       one line per step, appended and synced; cut back to the checkpoint when a run is resumed
 status/*.json       one file per finished stage
 """
 
@@ -23,7 +23,7 @@ from saccade.config.schema import Recipe
 from saccade.errors import DataError, RunError, convert_errors
 from saccade.metrics.metric_log import read_metric_rows
 from saccade.utils.files import convert_file_errors, write_text
-from saccade.utils.jsonl import append_jsonl
+from saccade.utils.jsonl import append_jsonl, read_json, write_jsonl
 from saccade.utils.versions import collect_versions
 
 # Keys that may differ when a run is resumed: logging, length, checkpoints, evaluation, alarms, use of the machine, and
@@ -86,7 +86,7 @@ class Run:
         changed = run.diff_recipe(resumable_keys) if resume else {}
         with convert_file_errors(run.path):
             run.path.mkdir(parents=True, exist_ok=True)
-        invocations = run.read_json("invocations.json") if exists else []
+        invocations = run.read_invocations()
         invocation: dict[str, Any] = {"seed": recipe.seed, **collect_versions(), **(metadata or {})}
         invocation |= {"plugins": plugins} if (plugins := run._copy_plugins()) else {}
         if changed:
@@ -177,13 +177,24 @@ class Run:
 
     def read_metrics(self, stage: str) -> list[dict[str, Any]]:
         """Return a stage's lines by step: a step's last line counts, and a line that a kill truncated is ignored."""
+        steps = {row["step"]: row for row in self._read_metric_rows() if row["stage"] == stage}
+        return [steps[step] for step in sorted(steps)]
+
+    def _read_metric_rows(self) -> list[dict[str, Any]]:
         path = self.path / "metrics.jsonl"
         try:
-            records = read_metric_rows(path)
+            return read_metric_rows(path)
         except DataError as error:
             raise RunError(str(error), key=str(path)) from error
-        steps = {record["step"]: record for record in records if record["stage"] == stage}
-        return [steps[step] for step in sorted(steps)]
+
+    def cut_metrics(self, stages: Collection[str], last_step: int) -> None:
+        """Remove the lines of `stages` after a step from metrics.jsonl, since a resumed run makes these steps again."""
+        path = self.path / "metrics.jsonl"
+        rows = self._read_metric_rows()
+        kept = [row for row in rows if row["stage"] not in stages or row["step"] <= last_step]
+        if len(kept) < len(rows):
+            with convert_file_errors(path):
+                write_jsonl(path, kept)
 
     def write_json(self, name: str, value: Any) -> Path:
         """Write a JSON file of the run atomically: after a kill it holds the old value or the new one, never a part."""
@@ -194,6 +205,16 @@ class Run:
         path = self.path / name
         with convert_errors(RunError, f"{path} can't be read", key=str(path)):
             return json.loads(path.read_text(encoding="utf-8"))
+
+    def read_invocations(self) -> list[dict[str, Any]]:
+        """Return the entries of invocations.json; [] without the file, which no result depends on."""
+        path = self.path / "invocations.json"
+        if not path.exists():
+            return []
+        try:
+            return read_json(path, list[dict[str, Any]], hint="delete it: it only records earlier invocations")
+        except DataError as error:
+            raise RunError(str(error), key=str(path)) from error
 
     def mark_done(self, stage: str, metadata: Mapping[str, Any] | None = None) -> None:
         """Record that a stage is finished, with metadata for later stages."""

@@ -1,11 +1,14 @@
-"""Run a blocking update in a background thread; on cancellation wait at most `_GRACE_SECONDS` for it.
+"""Run blocking work in background threads, which a stop of the run doesn't leave half done.
 
     run ──function(check_cancelled)──> thread ── result ──> run
-     │ cancelled (Ctrl-C)                │
+     │ Ctrl-C                            │
      └──set event, log a warning────────>│ `check_cancelled()` raises `Cancelled` before the next micro-batch
+     <── CancelledError: nothing changed ┤ ... or the function finishes:
+     <── result, then CancelledError at the caller's next await
 
-The thread is a daemon, so that the interpreter can exit without it. An update in the main thread can't be interrupted;
-`defer_interrupt` logs that Ctrl-C takes effect when it has finished.
+So a caller knows what the weights are when the run stops, and can write a checkpoint. A second Ctrl-C stops at once
+(`Abandoned`); the threads are daemons, so that the interpreter can exit without them. An update in the main thread
+can't be interrupted; `defer_interrupt` logs that Ctrl-C takes effect when it has finished.
 """
 
 import asyncio
@@ -21,16 +24,23 @@ from saccade.utils.async_utils import run_in_daemon_thread
 
 T = TypeVar("T")
 CheckCancelled = Callable[[], None]  # raises Cancelled if the run is being stopped
-_GRACE_SECONDS = 30.0
 _logger = logging.getLogger("saccade")
 
 
 class Cancelled(Exception):
-    """The run is being stopped; the result is discarded."""
+    """The run is being stopped; the function has changed nothing."""
+
+
+class Abandoned(asyncio.CancelledError):
+    """The run is stopped at once, while the function still runs: what it changes is unknown."""
 
 
 async def run_in_thread(function: Callable[[CheckCancelled], T], description: str) -> T:
-    """Return the function's result; it must call its argument regularly. `description` names it in the log."""
+    """Return the function's result; `description` names it in the log.
+
+    The function must call its argument regularly, as long as it has changed nothing. If the caller is cancelled, and
+    the function finishes nevertheless, its result is returned and the caller is cancelled at its next await.
+    """
     is_cancelled = threading.Event()
 
     def check_cancelled() -> None:
@@ -42,12 +52,19 @@ async def run_in_thread(function: Callable[[CheckCancelled], T], description: st
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         is_cancelled.set()
-        message = "Stopping: %s finishes its micro-batch first (at most %g seconds); press Ctrl-C again to stop at once"
-        _logger.warning(message, description, _GRACE_SECONDS)
-        await asyncio.wait((future,), timeout=_GRACE_SECONDS)
-        if not future.cancel():  # it has finished
-            future.exception()  # retrieved, so that asyncio doesn't log it
-        raise
+        _logger.warning("Stopping: %s ends first; press Ctrl-C again to stop at once", description)
+        try:
+            await asyncio.wait((future,))
+        except asyncio.CancelledError:
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())  # or asyncio logs it
+            raise Abandoned from None
+        if isinstance(future.exception(), Cancelled):
+            raise
+        if (task := asyncio.current_task()) is not None:
+            # Once, since `asyncio.run` counts: it reports a Ctrl-C only if it was the only cancellation.
+            task.uncancel()
+            task.cancel()
+        return future.result()
 
 
 @contextlib.contextmanager

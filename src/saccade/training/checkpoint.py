@@ -1,31 +1,35 @@
 """Checkpoints of a stage: the model as a Hugging Face folder, the optimizer, and the state of the trainer.
 
-    save_checkpoint ──> .step-000020.part ──rename──> step-000020 ──> link `best` ──> delete what the policy drops
-                                                                                          └─ rename, then remove
+    save_checkpoint ──> .step-000020.part ──checksums, fsync──> rename ──> link `best` ──> delete what the policy drops
+                               └─ deleted on failure                                           └─ rename, then remove
 
-A checkpoint is written to a temporary folder and then renamed, so it is never partial; one that is deleted is renamed
-first, so a crash leaves no partial one either. A resumed run loads the newest.
+A checkpoint is written to a temporary folder, synced to the disk and then renamed, so it is never partial, also after a
+power cut; one that is deleted is renamed first, so a crash leaves no partial one either. A resumed run loads the
+newest, and refuses it unless every file has the content that was written.
 """
 
 import contextlib
 import json
+import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from saccade.config.schema import CheckpointConfig, RlConfig, SftConfig
-from saccade.errors import RunError, convert_errors
+from saccade.errors import ModelError, RunError, SaccadeError, convert_errors
 from saccade.models.backbone import Backbone
+from saccade.models.checkpoint_files import check_weights, verify_checksums, write_checksums
 from saccade.training.distributed.backbone import DividedOptimizer
 from saccade.training.optimizer import Optimizer
+from saccade.utils.files import sync_path, sync_tree
 
 KEEP_FILE = "keep"  # a checkpoint that contains this file is never deleted
 BEST_LINK = "best"
+_logger = logging.getLogger("saccade")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +40,23 @@ class Checkpoint:
     folder: Path
 
     def restore(self, optimizer: Optimizer | DividedOptimizer) -> dict[str, Any]:
-        """Load the optimizer's state and return the trainer's. Raises RunError."""
+        """Load the optimizer's state and return the trainer's. Raises RunError, also if a file has changed."""
         with read_boundary(self.folder):
+            verify_checksums(self.folder)
             optimizer.restore(self.folder)
             trainer_state: dict[str, Any] = json.loads((self.folder / "trainer_state.json").read_text())
         return trainer_state
 
 
-def read_boundary(folder: Path) -> AbstractContextManager[None]:
+@contextlib.contextmanager
+def read_boundary(folder: Path) -> Iterator[None]:
     """Convert any exception inside the block into a RunError that names the checkpoint's folder."""
     message = f"the checkpoint {folder} can't be read; delete it to resume from the previous one"
-    return convert_errors(RunError, message, key=str(folder))
+    with convert_errors(RunError, message, key=str(folder)):
+        try:
+            yield
+        except ModelError as error:
+            raise RunError(f"{message}: {error}", key=str(folder)) from error
 
 
 def is_saved(step: int, settings: SftConfig | RlConfig, *, is_validated: bool = False) -> bool:
@@ -86,24 +96,44 @@ def save_checkpoint(
     part_folder = folder / f".step-{step:06d}.part"
     message = f"the checkpoint {target} can't be written; free space or choose another run folder"
     with convert_errors(RunError, message, key=str(target)):
-        shutil.rmtree(part_folder, ignore_errors=True)
-        part_folder.mkdir(parents=True)
-        backbone.save(part_folder)
-        optimizer.save(part_folder)
-        (part_folder / "trainer_state.json").write_text(json.dumps(dict(trainer_state)))
-        write_extra_files(part_folder)
-        if (target / KEEP_FILE).exists():
-            (part_folder / KEEP_FILE).touch()
-        _delete_folder(target)
-        os.replace(part_folder, target)
+        _delete_leftovers(folder)
+        try:
+            part_folder.mkdir(parents=True)
+            backbone.save(part_folder)
+            optimizer.save(part_folder)
+            (part_folder / "trainer_state.json").write_text(json.dumps(dict(trainer_state)))
+            write_extra_files(part_folder)
+            check_weights(part_folder)  # not shorter than its header
+            write_checksums(part_folder)
+            if (target / KEEP_FILE).exists():
+                (part_folder / KEEP_FILE).touch()
+            sync_tree(part_folder)
+            _delete_folder(target)
+            os.replace(part_folder, target)
+        except Exception:
+            shutil.rmtree(part_folder, ignore_errors=True)  # it would keep the disk full
+            raise
+        for parent in (folder, folder.parent):  # the parent: the folder may be new
+            sync_path(parent)
         prune_checkpoints(folder, policy, scores or {})
     return Checkpoint(step=step, folder=target)
 
 
+@contextlib.contextmanager
+def log_failure(cause: BaseException) -> Iterator[None]:
+    """Log that the checkpoint in the block can't be written, since `cause`, which stops the run, is what is raised."""
+    try:
+        yield
+    except SaccadeError as error:
+        if isinstance(cause, SaccadeError):
+            _logger.warning("The last steps are lost: %s", error)
+        else:  # Ctrl-C
+            raise
+
+
 def prune_checkpoints(folder: Path, policy: CheckpointConfig, scores: Mapping[int, float]) -> None:
     """Link the best checkpoint of a stage, and delete those that the policy drops. Raises RunError."""
-    for leftover in folder.glob(".step-*.deleted"):  # of a deletion that was interrupted
-        shutil.rmtree(leftover, ignore_errors=True)
+    _delete_leftovers(folder)
     checkpoints = {saved.step: saved for saved in list_checkpoints(folder)}
     kept = select_kept_steps(checkpoints, policy, scores)
     with convert_errors(RunError, f"the checkpoints in {folder} can't be deleted or linked", key=str(folder)):
@@ -151,6 +181,12 @@ def _link_best(folder: Path, target: Path) -> None:
         new_link.unlink(missing_ok=True)
         new_link.symlink_to(target.name)
         os.replace(new_link, link)
+
+
+def _delete_leftovers(folder: Path) -> None:
+    """Delete what a kill left of a checkpoint that was being written or deleted."""
+    for leftover in (*folder.glob(".step-*.part"), *folder.glob(".step-*.deleted")):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _delete_folder(folder: Path) -> None:

@@ -23,8 +23,8 @@ from typing import Literal
 from saccade.errors import DataError, RunError, SaccadeError, convert_errors
 from saccade.media.relocation import map_media_paths
 from saccade.types import Episode, Score
-from saccade.utils.files import convert_file_errors
-from saccade.utils.jsonl import encode_json_line, relativize_path, require_file, validate_as, write_atomically
+from saccade.utils.files import convert_file_errors, write_atomically
+from saccade.utils.jsonl import encode_json_line, relativize_path, require_file, validate_as
 
 EPISODES_FOLDER = "episodes"  # of a run
 Outcome = Literal["kept", "dropped", "ungraded", "baseline", "discarded", "cancelled", "validation"]

@@ -41,6 +41,7 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, settings: OptimizerConfig, num_steps: int) -> None:
         self._settings, self._num_steps = settings, num_steps
+        self.num_updates = 0  # of this process
         trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         updated: dict[str, Tensor] = {
             name: parameter if parameter.dtype == torch.float32 else parameter.detach().float()
@@ -94,6 +95,7 @@ class Optimizer:
                 key="optim.lr",
                 value=self._settings.lr,
             )
+        self.num_updates += 1  # before, since an interrupted one may have changed weights
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

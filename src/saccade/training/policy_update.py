@@ -48,8 +48,8 @@ def update_policy(
 
     The trainer's logprobs before the first step (the proximal policy) are those of that step's forward pass, so they
     are computed beforehand only for further steps. Advantages are whitened over the whole rollout batch, losses
-    averaged over a mini-batch. `check_cancelled` is called before each micro-batch. Raises EngineError if a packed
-    token isn't the one that the engine sampled.
+    averaged over a mini-batch. `check_cancelled` is called before each micro-batch up to the first update. Raises
+    EngineError if a packed token isn't the one that the engine sampled.
     """
     backbone, batches = components.backbone, list[Batch]()
     mini_batches: list[slice] = []  # of `batches`
@@ -77,19 +77,19 @@ def update_policy(
     version = components.engine.version
     loss_fn = build_policy_loss(settings, version)
     load_pixels, temperature = components.media.load_pixels, components.recipe.sampling.temperature
-    reports = [
-        train_step(
+    reports = list[StepReport]()
+    for part in mini_batches * settings.epochs_per_batch:
+        report = train_step(
             backbone,
             optimizer,
             batches[part],
             loss_fn,
             load_pixels=load_pixels,
             temperature=temperature,
-            check_cancelled=check_cancelled,
+            # Between two updates of one batch the weights are those of no step, which no checkpoint can hold.
+            check_cancelled=(lambda: None) if reports else check_cancelled,
         )
-        for _ in range(settings.epochs_per_batch)
-        for part in mini_batches
-    ]
+        reports.append(report)
     # Loss and gradient norm are the first pass's, statistics such as ratios the last one's.
     first_pass, last_pass = (
         merge_reports(part) for part in (reports[: len(mini_batches)], reports[-len(mini_batches) :])

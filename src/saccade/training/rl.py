@@ -22,7 +22,7 @@ uninterrupted one. The exceptions are `max_staleness` and `over_provision`, wher
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.rollouts.runner import run_episode
 from saccade.training import checkpoint
 from saccade.training.alarms import AlarmMonitor
-from saccade.training.background import CheckCancelled, defer_interrupt, run_in_thread
+from saccade.training.background import Abandoned, CheckCancelled, defer_interrupt, run_in_thread
 from saccade.training.checkpoint import Checkpoint
 from saccade.training.distributed.backbone import (
     DividedBackbone,
@@ -130,11 +130,11 @@ async def train(
             num_tokens_before = queue.num_sampled_tokens
             timer.start_step()
             with trace.record(step) if trace else contextlib.nullcontext():
-                with save_on_error(folder, components, optimizer, state, validation):
+                async with save_on_stop(folder, components, optimizer, state, validation):
                     batch = await queue.get()
-                timer.end_phase("rollout")
-                samples, metrics = build_training_samples(batch, components)
-                report = await run_policy_update(components, samples, optimizer, reference) if samples else None
+                    timer.end_phase("rollout")
+                    samples, metrics = build_training_samples(batch, components)
+                    report = await run_policy_update(components, samples, optimizer, reference) if samples else None
                 timer.end_phase("train")
                 row = {
                     **{"step": step, **batch.metrics, **metrics},
@@ -143,7 +143,7 @@ async def train(
                     **(report.as_metrics() if report else {}),
                 }
                 log_row = partial(log_step, row)
-                with save_on_error(
+                async with save_on_stop(
                     folder, components, optimizer, state, validation, rollout_queue=queue, log_step=log_row
                 ):
                     if validation.is_running:  # it samples from the weights that the sync replaces
@@ -161,8 +161,8 @@ async def train(
             log_step(row)
             # Before the validation, which may take long, and during which a kill would lose the steps before it.
             if checkpoint.is_saved(step, settings, is_validated=validation.is_due(step)):
-                save_trainer_state(folder, components, optimizer, state, validation)
-            with save_on_error(folder, components, optimizer, state, validation):
+                await save_trainer_state(folder, components, optimizer, state, validation)
+            async with save_on_stop(folder, components, optimizer, state, validation):
                 await validation.start(step, components.engine, components.backbone)
                 if validation.is_due(step):
                     checkpoint.prune_checkpoints(folder, policy, validation.get_scores(policy.metric))
@@ -292,8 +292,8 @@ def advance_trainer_state(state: TrainerState, rollout_queue: RolloutQueue) -> T
     return replace(state, num_finished_steps=step, prompt_sampler=sampler, pending_batches=batches)
 
 
-@contextlib.contextmanager
-def save_on_error(
+@contextlib.asynccontextmanager
+async def save_on_stop(
     folder: Path,
     components: TrainingComponents,
     optimizer: Optimizer | DividedOptimizer,
@@ -302,53 +302,64 @@ def save_on_error(
     *,
     rollout_queue: RolloutQueue | None = None,
     log_step: Callable[[], None] = lambda: None,
-) -> Iterator[None]:
-    """Write a checkpoint if the block raises a SaccadeError, e.g. because the engine's servers are down for too long.
+) -> AsyncIterator[None]:
+    """Write a checkpoint if Ctrl-C or a SaccadeError stops the block, e.g. because the engine's servers are down.
 
-    It holds `state`; or, with a `rollout_queue`, the state after one more step, whose metrics `log_step` writes.
+    It holds `state`; or, with a `rollout_queue`, the state after one more step, whose metrics `log_step` writes. A
+    block that has begun to change the weights leaves neither: nothing is written then.
     """
+    num_updates = optimizer.num_updates
     try:
         yield
-    except SaccadeError:
-        if rollout_queue:
-            log_step()
-            save_trainer_state(folder, components, optimizer, advance_trainer_state(state, rollout_queue), validation)
-        else:
+    except Abandoned:
+        raise
+    except (SaccadeError, asyncio.CancelledError) as error:
+        if optimizer.num_updates == num_updates:
+            if rollout_queue:
+                log_step()
+                state = advance_trainer_state(state, rollout_queue)
             last = checkpoint.find_newest_checkpoint(folder)
             if state.num_finished_steps > (last.step if last else 0):  # else this state is already saved, or empty
-                save_trainer_state(folder, components, optimizer, state, validation)
+                with checkpoint.log_failure(error):
+                    await save_trainer_state(folder, components, optimizer, state, validation)
         raise
 
 
-def save_trainer_state(
+async def save_trainer_state(
     folder: Path,
     components: TrainingComponents,
     optimizer: Optimizer | DividedOptimizer,
     state: TrainerState,
     validation: ValidationSchedule,
 ) -> None:
-    """Write a checkpoint of the run; the episodes' clock is paused meanwhile, because writing blocks the event loop."""
+    """Write a checkpoint of the run in a thread, while rollouts continue; return when it is on the disk."""
     run = folder.resolve().parent  # paths inside it are stored relative, so that the run can be moved
     initial_weights = relativize_path(folder.resolve(), state.initial_weights_folder, run)
     policy = components.recipe.rl.checkpoints
-    with components.clock.pause():
-        checkpoint.save_checkpoint(
+
+    def write_pending_batches(part_folder: Path) -> None:
+        # The temporary folder is a sibling of the final one, so relative paths stay valid.
+        write_jsonl(
+            part_folder / PENDING_BATCHES,
+            [
+                map_media_paths(batch, lambda file: relativize_path(part_folder.resolve(), file, run))
+                for batch in state.pending_batches
+            ],
+        )
+
+    await run_in_thread(
+        lambda _: checkpoint.save_checkpoint(
             folder,
             step=state.num_finished_steps,
             backbone=components.backbone,
             optimizer=optimizer,
             trainer_state={**asdict(state.prompt_sampler), "initial_weights_folder": initial_weights},
-            write_extra_files=lambda part_folder: write_jsonl(
-                part_folder / PENDING_BATCHES,
-                # The temporary folder is a sibling of the final one, so relative paths stay valid.
-                [
-                    map_media_paths(batch, lambda file: relativize_path(part_folder.resolve(), file, run))
-                    for batch in state.pending_batches
-                ],
-            ),
+            write_extra_files=write_pending_batches,
             policy=policy,
             scores=validation.get_scores(policy.metric),
-        )
+        ),
+        "the checkpoint",
+    )
 
 
 def load_reference(components: TrainingComponents, state: TrainerState) -> Reference | DividedReference | None:

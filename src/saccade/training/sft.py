@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from saccade.protocols import Context
 from saccade.rollouts.components import TrainingComponents, apply_sft_settings
 from saccade.training import checkpoint
 from saccade.training.alarms import AlarmMonitor
+from saccade.training.background import Abandoned, CheckCancelled, run_in_thread
 from saccade.training.demonstrations import (
     DemonstrationReport,
     check_demonstrations,
@@ -80,19 +82,23 @@ async def train(
     last = checkpoint.find_newest_checkpoint(folder)
     state = last.restore(optimizer) if last is not None else {}
     first_step = last.step if last else 0
-    by_context, position = group_by_context(demonstrations), int(state.get("next_position", 0))
+    progress = Progress(num_finished_steps=first_step, position=int(state.get("next_position", 0)))
+    save = partial(save_trainer_state, folder, components, optimizer, validation, progress)
+    by_context = group_by_context(demonstrations)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(validation.cancel)
         await start_validation(components, validation, first_step)
         batches = await stack.enter_async_context(
-            contextlib.aclosing(iterate_batches(components, by_context, first_step, position))
+            contextlib.aclosing(iterate_batches(components, by_context, first_step, progress.position))
         )
+        await stack.enter_async_context(save_on_stop(folder, optimizer, progress, save))
         draw_start = time.perf_counter()
         async for step, samples, next_position in batches:
             train_start = time.perf_counter()
             optimizer.start_step(step)
             with trace.record(step + 1) if trace else contextlib.nullcontext():
-                report = await asyncio.to_thread(update_model, components, samples, settings, optimizer)
+                update = partial(update_model, components, samples, settings, optimizer)
+                report = await run_in_thread(update, "the update")
             train_end = time.perf_counter()
             row = {
                 "step": step + 1,
@@ -105,48 +111,78 @@ async def train(
             }
             row |= alarms.check(step + 1, row)
             log_step(row)
+            progress.advance(step + 1, next_position, optimizer.num_updates)
             is_due = validation.is_due(step + 1)
-            try:
-                # Before the validation, which may take long, and during which a kill would lose the steps before it;
-                # but after earlier ones, whose checkpoints the policy can't compare yet.
-                if checkpoint.is_saved(step + 1, settings, is_validated=is_due):
-                    await validation.finish()
-                    save_trainer_state(folder, components, optimizer, validation, step + 1, next_position)
-                await start_validation(components, validation, step + 1)
-                if is_due:
-                    checkpoint.prune_checkpoints(folder, policy, validation.get_scores(policy.metric))
-                alarms.raise_stop()
-            except SaccadeError:
-                newest = checkpoint.find_newest_checkpoint(folder)
-                if newest is None or newest.step <= step:
-                    save_trainer_state(folder, components, optimizer, validation, step + 1, next_position)
-                raise
+            # Before the validation, which may take long, and during which a kill would lose the steps before it;
+            # but after earlier ones, whose checkpoints the policy can't compare yet.
+            if checkpoint.is_saved(step + 1, settings, is_validated=is_due):
+                await validation.finish()
+                await save()
+            await start_validation(components, validation, step + 1)
+            if is_due:
+                checkpoint.prune_checkpoints(folder, policy, validation.get_scores(policy.metric))
+            alarms.raise_stop()
             draw_start = time.perf_counter()
         await validation.finish()
         checkpoint.prune_checkpoints(folder, policy, validation.get_scores(policy.metric))
         alarms.raise_stop()
 
 
-def save_trainer_state(
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """The steps that have finished, the position after them, and the optimizer's updates until then."""
+
+    num_finished_steps: int
+    position: int
+    num_updates: int = 0
+
+    def advance(self, num_finished_steps: int, position: int, num_updates: int) -> None:
+        """Record that a step has finished."""
+        self.num_finished_steps, self.position, self.num_updates = num_finished_steps, position, num_updates
+
+
+@contextlib.asynccontextmanager
+async def save_on_stop(
+    folder: Path, optimizer: Optimizer | DividedOptimizer, progress: Progress, save: Callable[[], Awaitable[None]]
+) -> AsyncIterator[None]:
+    """Write a checkpoint of the last finished step if Ctrl-C or a SaccadeError stops the block.
+
+    If an update of the next step has begun to change the weights, nothing is written.
+    """
+    try:
+        yield
+    except Abandoned:
+        raise
+    except (SaccadeError, asyncio.CancelledError) as error:
+        last = checkpoint.find_newest_checkpoint(folder)
+        is_unsaved = progress.num_finished_steps > (last.step if last else 0)
+        if is_unsaved and optimizer.num_updates == progress.num_updates:
+            with checkpoint.log_failure(error):
+                await save()
+        raise
+
+
+async def save_trainer_state(
     folder: Path,
     components: TrainingComponents,
     optimizer: Optimizer | DividedOptimizer,
     validation: ValidationSchedule,
-    step: int,
-    next_position: int,
+    progress: Progress,
 ) -> None:
-    """Write checkpoint `step`; the clock of a validation's episodes is paused: writing blocks the event loop."""
+    """Write a checkpoint in a thread; return when it is on the disk."""
     policy = components.recipe.sft.checkpoints
-    with components.clock.pause():
-        checkpoint.save_checkpoint(
+    await run_in_thread(
+        lambda _: checkpoint.save_checkpoint(
             folder,
-            step=step,
+            step=progress.num_finished_steps,
             backbone=components.backbone,
             optimizer=optimizer,
-            trainer_state={"next_position": next_position},
+            trainer_state={"next_position": progress.position},
             policy=policy,
             scores=validation.get_scores(policy.metric),
-        )
+        ),
+        "the checkpoint",
+    )
 
 
 async def start_validation(components: TrainingComponents, validation: ValidationSchedule, step: int) -> None:
@@ -340,12 +376,23 @@ def update_model(
     samples: Sequence[TrainingSample],
     settings: SftConfig,
     optimizer: Optimizer | DividedOptimizer,
+    check_cancelled: CheckCancelled = lambda: None,
 ) -> StepReport:
-    """Take one optimizer step on the mean negative log-likelihood of all trained tokens."""
+    """Take one optimizer step on the mean negative log-likelihood of all trained tokens.
+
+    `check_cancelled` is called before each micro-batch.
+    """
     batches = pack_samples(components.backbone, samples, settings)
     loss_fn = MeanNegativeLogLikelihood(num_tokens=sum(len(batch.token_N) for batch in batches))
     with torch.enable_grad():
-        return train_step(components.backbone, optimizer, batches, loss_fn, load_pixels=components.media.load_pixels)
+        return train_step(
+            components.backbone,
+            optimizer,
+            batches,
+            loss_fn,
+            load_pixels=components.media.load_pixels,
+            check_cancelled=check_cancelled,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,10 @@
-"""Write files atomically and convert file system errors into one clear sentence."""
+"""Write files that survive kills and power cuts, and convert file system errors into one clear sentence.
+
+    content ──> temporary file ──> fsync ──> rename ──> fsync of the folder
+
+A reader sees the old file or the new one. Without the first fsync a power cut may leave an empty file of the new name,
+without the second one the old file. Everything that a run can't do without is written here.
+"""
 
 import contextlib
 import errno
@@ -20,17 +26,58 @@ OS_ERROR_HINTS = {
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a file atomically and create its folder. Raises RunError with the path as key."""
-    # Next to the target: a rename is atomic only within one file system.
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    """Write a file durably and create its folder. Raises RunError with the path as key."""
     with convert_file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        # Two processes may write the same file, such as an id or a report.
+        with _replace_on_success(path.with_name(f".{path.name}.{os.getpid()}.draft"), path) as draft:
             draft.write_text(text, encoding="utf-8")
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
     return path
+
+
+@contextlib.contextmanager
+def write_atomically(target: Path, *, is_durable: bool = True) -> Iterator[Path]:
+    """Yield a temporary path that is renamed to `target` on success and deleted on failure.
+
+    `is_durable=False` saves the two fsyncs for a file that can be written again, such as one of an archive.
+    """
+    # Next to the target: a rename is atomic only within one file system.
+    with _replace_on_success(target.with_name(target.name + ".part"), target, is_durable=is_durable) as partial:
+        yield partial
+
+
+@contextlib.contextmanager
+def _replace_on_success(partial: Path, target: Path, *, is_durable: bool = True) -> Iterator[Path]:
+    try:
+        yield partial
+        if is_durable:
+            sync_path(partial)
+        os.replace(partial, target)
+        if is_durable:
+            sync_path(target.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def sync_path(path: Path) -> None:
+    """Write a file's content, or a folder's list of names, to the disk. Raises OSError, e.g. for a full disk."""
+    file_descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file_descriptor)
+    except OSError as error:
+        # Some network file systems can't sync folders; they write them at once.
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
+    finally:
+        os.close(file_descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Write every file and folder below `folder`, and `folder` itself, to the disk."""
+    for path in sorted(folder.rglob("*"), reverse=True):  # a folder after its files
+        if not path.is_symlink():
+            sync_path(path)
+    sync_path(folder)
 
 
 @contextlib.contextmanager

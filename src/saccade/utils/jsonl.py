@@ -4,7 +4,6 @@ Untyped values (`Task.extras`, `Call.arguments`) must be JSON-like: a tuple in t
 and NaN are preserved.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -17,13 +16,13 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from saccade.errors import DataError
-from saccade.utils.files import write_text
+from saccade.utils.files import sync_path, write_atomically, write_text
 
 ItemT = TypeVar("ItemT")
 
 
 def write_jsonl(path: str | os.PathLike[str], items: Iterable[Any]) -> None:
-    """Write one line per item, atomically."""
+    """Write one line per item, atomically and durably."""
     with write_atomically(Path(path)) as partial, partial.open("wb") as file:
         file.writelines(encode_json_line(item) for item in items)
 
@@ -41,17 +40,6 @@ def require_file(path: str | os.PathLike[str]) -> None:
         raise DataError(f"{path} is a folder; name a file", key=key)
     if not os.access(path, os.R_OK):
         raise DataError(f"{path} can't be read: permission denied", key=key)
-
-
-@contextlib.contextmanager
-def write_atomically(target: Path) -> Iterator[Path]:
-    """Yield a temporary path that is renamed to `target` on success and deleted on failure."""
-    partial = target.with_name(target.name + ".part")
-    try:
-        yield partial
-        os.replace(partial, target)  # atomic: a reader sees the old file or the new one
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def to_jsonable(item: Any) -> Any:
@@ -74,10 +62,16 @@ def read_json(path: Path, item_type: type[ItemT], *, hint: str) -> ItemT:
 
 
 def append_jsonl(path: str | os.PathLike[str], item: Any) -> None:
-    """Append one line; remove a truncated last line first."""
+    """Append one line durably; remove a truncated last line first."""
     with Path(path).open("a+b") as file:
+        is_new = not file.seek(0, os.SEEK_END)
         _repair_last_line(file)
         file.write(encode_json_line(item))
+        file.flush()
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            os.fsync(file.fileno())
+    if is_new:
+        sync_path(Path(path).parent)
 
 
 def read_jsonl(

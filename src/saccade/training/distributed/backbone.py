@@ -135,6 +135,7 @@ class DividedOptimizer:
 
     def __init__(self, conductor: Conductor) -> None:
         self._conductor = conductor
+        self.num_updates = 0  # of this process
 
     def start_step(self, step: int) -> None:
         """Set the learning rate of step `step` (from 0), which holds for all its updates."""
@@ -142,6 +143,7 @@ class DividedOptimizer:
 
     def step(self) -> float:
         """Clip, update, clear gradients; return their norm before clipping. Raises RunError if it isn't finite."""
+        self.num_updates += 1  # before, since an interrupted one may have changed weights
         norm: float = self._conductor.call("update_weights")
         return norm
 

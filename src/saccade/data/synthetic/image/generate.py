@@ -22,8 +22,8 @@ from saccade.data.synthetic.image.objects import PixelBox, Scene, SceneObject, s
 from saccade.data.synthetic.image.render import render_image
 from saccade.data.synthetic.text_templates import LOOK_CLOSER, format_answer_reply
 from saccade.types import AnswerType, Demonstration, Media, MediaKind, Task
+from saccade.utils.files import write_atomically
 from saccade.utils.hashing import derive_seed
-from saccade.utils.jsonl import write_atomically
 
 MAX_CALLS_PER_TURN = 5  # the limit of the environments
 
