@@ -68,12 +68,15 @@ def test_the_result_of_an_update_that_ends_nevertheless_is_returned():
         time.sleep(0.1)
         return "weights"
 
+    def press_ctrl_c():
+        has_started.wait(600)
+        os.kill(os.getpid(), signal.SIGINT)
+
     async def run():
-        interrupt = run_in_daemon_thread(
-            lambda: has_started.wait() and os.kill(os.getpid(), signal.SIGINT), "interrupt"
-        )
+        pressed = run_in_daemon_thread(press_ctrl_c, "ctrl-c")
         results.append(await run_in_thread(update, "the update"))
-        await interrupt
+        await asyncio.sleep(60)
+        await pressed
         pytest.fail("the cancellation was lost")
 
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)

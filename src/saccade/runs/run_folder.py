@@ -162,10 +162,8 @@ class Run:
 
     def _read_plugin_digests(self) -> dict[str, str]:
         """Return the digests of the plugin files at the first invocation that used each of them."""
-        if not (self.path / "invocations.json").exists():
-            return {}
         recorded: dict[str, str] = {}
-        for invocation in self.read_json("invocations.json"):
+        for invocation in self.read_invocations():
             recorded = {**invocation.get("plugins", {}), **recorded}
         return recorded
 
@@ -207,12 +205,14 @@ class Run:
             return json.loads(path.read_text(encoding="utf-8"))
 
     def read_invocations(self) -> list[dict[str, Any]]:
-        """Return the entries of invocations.json; [] without the file, which no result depends on."""
+        """Return the entries of invocations.json; [] without the file, which a run can be resumed without."""
         path = self.path / "invocations.json"
         if not path.exists():
             return []
         try:
-            return read_json(path, list[dict[str, Any]], hint="delete it: it only records earlier invocations")
+            return read_json(
+                path, list[dict[str, Any]], hint="delete it to resume without the record of earlier invocations"
+            )
         except DataError as error:
             raise RunError(str(error), key=str(path)) from error
 
