@@ -71,6 +71,7 @@ OWNERS = {
     "pyarrow": ("data.parquet",),
     "huggingface_hub": ("data.hub",),
     "websockets": ("environments.openenv",),
+    "ray": ("rollouts.ray",),
     "lmms_eval": ("interop.lmms_eval",),
 }
 

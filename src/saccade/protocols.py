@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -206,6 +207,29 @@ class ProbeableEngine(Protocol):
 
         A method of the class. Raises SaccadeError if no server can be queried.
         """
+
+
+@runtime_checkable
+class FollowerEngine(Protocol):
+    """An engine whose weights another process may sync: workers follow the trainer's engine, as clients of its servers.
+
+    trainer: get_sync_state() ──state──> every worker: in pause_requests(): follow(state)
+    """
+
+    def get_sync_state(self) -> Any:
+        """Return the state of the last weight sync, which can be pickled; None before the first."""
+
+    def pause_requests(self) -> AbstractAsyncContextManager[None]:
+        """Hold back new requests for a weight sync, and treat unfinished ones as `sync_weights` does."""
+
+    def follow(self, state: Any) -> None:
+        """Sample from the weights of another process's last sync; `state` is that of its engine."""
+
+    def list_outdated_servers(self) -> Sequence[str]:
+        """Return the servers that have other weights than `state` says, in a worker."""
+
+    def reload_servers(self, servers: Sequence[str]) -> None:
+        """Load the current weights into servers again that a worker found outdated, in the trainer."""
 
 
 class RunSubAgent(Protocol):

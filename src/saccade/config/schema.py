@@ -362,6 +362,31 @@ class SamplingConfig(Section):
     episode_timeout: NonNegativeFloat = 0.0  # time after which an episode is aborted, seconds; 0 = no limit
 
 
+class RayConfig(Section):
+    """Rollout workers on a Ray cluster. A worker is a process with its own sandboxes, media cache and engine client."""
+
+    # cluster: local = one on this machine, for this run; auto = the running one (of RAY_ADDRESS, or on this machine);
+    # or the address of a head, host:port
+    address: str = "local"
+    workers: PositiveInt = 2  # rollout workers; those that find no room on the cluster wait for it
+    cpus_per_worker: NonNegativeFloat = 1.0  # CPUs that Ray reserves for a worker
+    # custom resources that Ray reserves for a worker, to place workers on some nodes only, such as {rollouts: 1}
+    resources: dict[str, PositiveFloat] = Field(default_factory=dict)
+    max_episodes: PositiveInt = 128  # episodes in progress per worker; a larger group runs alone
+    # a worker that sends no heartbeat for so long is restarted, and its groups run on others, seconds
+    lease_timeout: PositiveFloat = 60.0
+    max_attempts: PositiveInt = 3  # workers that a group may lose before the run stops
+    down_timeout: PositiveFloat = 900.0  # the run stops if no worker is up for this long, seconds
+
+
+class RolloutsConfig(Section):
+    """Where episodes run."""
+
+    # local = in the process of the trainer or the evaluation; ray = in workers of a Ray cluster
+    launcher: Literal["local", "ray"] = "local"
+    ray: RayConfig = RayConfig()  # settings of the launcher ray
+
+
 class OptimizerConfig(Section):
     """An optimizer and its learning rate schedule."""
 
@@ -663,6 +688,7 @@ class Recipe(Section):
     # environments by the name that tasks select with their `environment`; all other tasks use `environment`
     environments: dict[str, EnvironmentConfig] = Field(default_factory=dict)
     engine: PluginConfig = PluginConfig(name="local")  # inference engine
+    rollouts: RolloutsConfig = RolloutsConfig()  # where episodes run
     sampling: SamplingConfig = SamplingConfig()  # sampling of replies during training
     # frame budgets: numbers of frames in a prompt, one drawn per prompt and epoch; empty = the environment's num_frames
     frame_budgets: tuple[PositiveInt, ...] = ()

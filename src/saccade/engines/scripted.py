@@ -5,8 +5,10 @@
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from saccade.errors import EngineError
 from saccade.ledger import Ledger
@@ -76,6 +78,25 @@ class Scripted:
     async def sync_weights(self, source: WeightSource, version: int) -> None:
         """Set the version; scripts have no weights."""
         self.version = version
+
+    def get_sync_state(self) -> int:
+        """Return the version; see protocols.FollowerEngine."""
+        return self.version
+
+    def pause_requests(self) -> AbstractAsyncContextManager[None]:
+        """Do nothing: unfinished replies keep their version."""
+        return contextlib.nullcontext()
+
+    def follow(self, state: int) -> None:
+        """Set the version."""
+        self.version = state
+
+    def list_outdated_servers(self) -> Sequence[str]:
+        """Return no server."""
+        return ()
+
+    def reload_servers(self, servers: Sequence[str]) -> None:
+        """Do nothing."""
 
     async def close(self) -> None:
         """Stop; unfinished requests fail."""

@@ -27,7 +27,7 @@ from saccade.media import hashing
 from saccade.media.relocation import map_media_paths
 from saccade.metrics.episode_metrics import get_accuracy, has_failed, is_undecided
 from saccade.protocols import Context, Environment, EnvironmentFactory, ScoreFn, SelectEnvironment
-from saccade.rollouts.collect import collect
+from saccade.rollouts.collect import LOCAL_LAUNCHER, Launcher, collect
 from saccade.types import Group, SamplingParams, ScoredEpisode, Task, UngradedEpisode
 from saccade.utils.files import convert_file_errors
 from saccade.utils.hashing import compute_digest
@@ -91,6 +91,7 @@ async def evaluate(
     subset: Subset = FULL_SET,
     max_concurrency: int = 512,
     on_progress: Callable[[Progress], None] | None = None,
+    launcher: Launcher = LOCAL_LAUNCHER,
 ) -> list[ScoredEpisode]:
     """Return `settings.num_samples` scored episodes per task, in the order of tasks and samples.
 
@@ -98,9 +99,9 @@ async def evaluate(
     `results_path`. `context.seed` is the evaluation's seed; `settings` replace the temperature and the frame budget of
     `context` and can disable the environment's tools. `identity` holds what else the results depend on, such as the
     weights, by name; `benchmark` is the name that the lines record. `on_progress` is called at the start and after
-    every finished group. A failed episode is among the results, with its error and an accuracy of 0; one that could not
-    be graded is left out (`read_ungraded_episodes`). A rerun repeats both. Media paths below `root` are stored relative
-    to the results file, so that both may be moved.
+    every finished group; `launcher` decides where episodes run. A failed episode is among the results, with its error
+    and an accuracy of 0; one that could not be graded is left out (`read_ungraded_episodes`). A rerun repeats both.
+    Media paths below `root` are stored relative to the results file, so that both may be moved.
 
     Raises RunError if the file holds results of another identity, seed or settings.
     """
@@ -155,6 +156,7 @@ async def evaluate(
         frame_budgets=[budgets[task.id] for task, _ in missing],
         max_concurrency=max_concurrency,
         on_group_done=append_group,
+        launcher=launcher,
     )
     if not missing:
         return _list_scored(items, finished)

@@ -1,4 +1,4 @@
-"""Collect scored groups of episodes concurrently, in this process.
+"""Collect scored groups of episodes concurrently.
 
     collect ─┬─ run_group 0 ─┬─ run_episode 0 ── reset ─> [ sample ─> parse ─> step ]* ─> Episode ──score──> Group
              │               └─ run_episode 1              └── engine.generate: concurrent requests are batched
@@ -9,6 +9,9 @@
 An episode waits for the engine and its own tools, never for a sibling; a group ends with its slowest episode. Scoring
 runs between passes of the engine; rewards that wait (for a judge, a process) wait concurrently, and only their own
 group waits for them. An exception (a setting or a task that the user must fix) cancels every group and is raised.
+
+A launcher runs the episodes of a group: in this process (`LocalLauncher`), or on workers of a Ray cluster
+(`rollouts/ray`). Scoring is always done here.
 """
 
 import asyncio
@@ -16,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from saccade.protocols import Context, EnvironmentFactory, ScoreFn, ScoreResult, SelectEnvironment
 from saccade.rewards.compose import build_group
@@ -24,6 +27,57 @@ from saccade.rollouts.runner import RunEpisode, run_episode
 from saccade.types import Episode, Group, ScoredEpisode, Task, Ungraded
 from saccade.utils.async_utils import gather_or_cancel, run_until
 from saccade.utils.hashing import derive_seed
+
+
+class Launcher(Protocol):
+    """Runs the episodes of groups."""
+
+    async def run_episodes(
+        self,
+        task: Task,
+        make_environment: EnvironmentFactory,
+        contexts: Sequence[Context],
+        *,
+        run_fn: RunEpisode,
+        on_discarded: Callable[[Episode], None],
+    ) -> list[Episode]:
+        """Run one episode per context with `run_fn`, all started together, and return them in order.
+
+        If the call is cancelled, `on_discarded` receives the episodes that had ended.
+        """
+
+    def pop_metrics(self) -> Mapping[str, float]:
+        """Return metrics of the workers since the last call."""
+
+
+class LocalLauncher:
+    """Runs episodes in this process."""
+
+    async def run_episodes(
+        self,
+        task: Task,
+        make_environment: EnvironmentFactory,
+        contexts: Sequence[Context],
+        *,
+        run_fn: RunEpisode,
+        on_discarded: Callable[[Episode], None],
+    ) -> list[Episode]:
+        """Run one episode per context; see `Launcher`."""
+        episode_tasks = [asyncio.create_task(run_fn(task, make_environment, ctx)) for ctx in contexts]
+        try:
+            return await gather_or_cancel(episode_tasks)
+        except asyncio.CancelledError:
+            for ended in episode_tasks:
+                if not ended.cancelled() and ended.exception() is None:
+                    on_discarded(ended.result())
+            raise
+
+    def pop_metrics(self) -> Mapping[str, float]:
+        """Return no metrics: there are no workers."""
+        return {}
+
+
+LOCAL_LAUNCHER = LocalLauncher()
 
 
 async def collect(
@@ -41,8 +95,11 @@ async def collect(
     on_group_done: Callable[[int, Group], None] | None = None,
     on_discarded: Callable[[Episode], None] = lambda episode: None,
     run_fn: RunEpisode = run_episode,
+    launcher: Launcher = LOCAL_LAUNCHER,
 ) -> list[Group]:
     """Return a group of `group_size` scored episodes per task, in task order; `run_fn` runs each episode.
+
+    `launcher` decides where: by default in this process.
 
     `with_baseline` adds a greedy episode (temperature 0) to each group, as its `baseline`. If that can't be graded,
     neither are the group's episodes.
@@ -88,6 +145,7 @@ async def collect(
                 on_done=partial(finish_group, index),
                 on_discarded=on_discarded,
                 run_fn=run_fn,
+                launcher=launcher,
             )
         )
         for index, task in enumerate(tasks)
@@ -108,29 +166,29 @@ async def run_group(
     with_baseline: bool = False,
     on_discarded: Callable[[Episode], None] = lambda episode: None,
     run_fn: RunEpisode = run_episode,
+    launcher: Launcher = LOCAL_LAUNCHER,
 ) -> Group:
     """Run one episode per context, started together, in order, and score them; see `collect`.
 
     The last context is the greedy episode's if `with_baseline`.
     """
-    episode_tasks: list[asyncio.Task[Episode]] = []
     if with_baseline:
         *contexts, last = contexts
         contexts += [replace(last, sampling=replace(last.sampling, temperature=0.0))]
+    async with semaphore:
+        sampled = await launcher.run_episodes(
+            task, make_environment, contexts, run_fn=run_fn, on_discarded=on_discarded
+        )
+    # Outside the semaphore: the next group starts while this one is scored.
+    episodes, baseline = (sampled[:-1], sampled[-1]) if with_baseline else (sampled, None)
     try:
-        async with semaphore:
-            episode_tasks += [asyncio.create_task(run_fn(task, make_environment, ctx)) for ctx in contexts]
-            episodes = await gather_or_cancel(episode_tasks)
-        # Outside the semaphore: the next group starts while this one is scored.
-        baseline = episodes.pop() if with_baseline else None
         group = build_group(episodes, await score_fn(episodes))
         if baseline is not None:  # scored alone: a group reward compares the others
             [result] = await score_fn([baseline])
             group = _add_baseline(group, episodes, baseline, result)
     except asyncio.CancelledError:
-        for ended in episode_tasks:
-            if not ended.cancelled() and ended.exception() is None:
-                on_discarded(ended.result())
+        for episode in sampled:
+            on_discarded(episode)
         raise
     on_done(group)
     return group

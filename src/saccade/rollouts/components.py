@@ -4,9 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from saccade import plugins
 from saccade.chat.renderer import load_renderer
@@ -14,11 +12,14 @@ from saccade.config.schema import ModelConfig, PluginConfig, Recipe
 from saccade.environments.task_environments import TaskEnvironments
 from saccade.errors import ConfigError, convert_errors
 from saccade.media.cache import CachingMediaLoader
-from saccade.models.backbone import Backbone
 from saccade.protocols import NOT_TRAINABLE_MESSAGE, ChatEngine, Context, Engine, Renderer, ScoreFn
 from saccade.rewards.compose import compose_rewards
+from saccade.rollouts.collect import LOCAL_LAUNCHER, Launcher
 from saccade.types import SamplingParams
 from saccade.utils.async_utils import PausableClock
+
+if TYPE_CHECKING:  # it imports torch, which a rollout worker without weights doesn't need
+    from saccade.models.backbone import Backbone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +33,14 @@ class RolloutComponents:
     environments: TaskEnvironments  # called with a task: what makes its environments
     score_fn: ScoreFn  # scores the episodes of a task
     clock: PausableClock = field(default_factory=PausableClock)  # for the deadlines of all episodes
+    launcher: Launcher = LOCAL_LAUNCHER  # where episodes run
 
     @staticmethod
-    def from_recipe(recipe: Recipe) -> "RolloutComponents":
+    def from_recipe(recipe: Recipe, *, verifies_weights: bool = True) -> "RolloutComponents":
         """Bind the plugins; load the model only if the engine runs it here, or to compare servers' weights with it.
 
-        Raises what `TrainingComponents.from_recipe` raises.
+        Without `verifies_weights` servers' weights aren't compared, because another process does it. Raises what
+        `TrainingComponents.from_recipe` raises.
         """
         if "backbone" in inspect.signature(plugins.load("engines", recipe.engine.name)).parameters:
             return TrainingComponents.from_recipe(recipe)
@@ -48,7 +51,8 @@ class RolloutComponents:
             engine = _build_engine(recipe, **dependencies)
             renderer = engine.renderer
         else:
-            renderer, load_weights = load_renderer(recipe.model.path), functools.partial(Backbone, recipe.model)
+            renderer = load_renderer(recipe.model.path)
+            load_weights = functools.partial(_load_backbone, recipe.model) if verifies_weights else None
             engine = _build_engine(recipe, renderer=renderer, load_weights=load_weights, **dependencies)
         return RolloutComponents(
             recipe=recipe, renderer=renderer, media=media, engine=engine, environments=environments, score_fn=score_fn
@@ -86,28 +90,31 @@ class RolloutComponents:
 class TrainingComponents(RolloutComponents):
     """What a recipe's training needs: the model, the media loader, the engine, the environments and the rewards."""
 
-    backbone: Backbone  # the model
+    backbone: "Backbone"  # the model
 
     @staticmethod
-    def from_recipe(
-        recipe: Recipe, load_backbone: Callable[[ModelConfig], Backbone] = Backbone
+    def from_recipe(  # type: ignore[override]
+        recipe: Recipe, load_backbone: "Callable[[ModelConfig], Backbone] | None" = None
     ) -> "TrainingComponents":
         """Load the model and bind the plugins. Raises ConfigError or ModelError for what can't be used.
 
-        If `load_backbone` divides the weights among processes, an engine that runs the model here gets a copy.
+        `load_backbone` divides the weights among processes (None: they are whole); an engine that runs the model here
+        then gets a copy.
         """
+        import torch
+
         recipe = require_token_engine(recipe)
         environments, score_fn = TaskEnvironments.from_recipe(recipe), compose_task_rewards(recipe)
         torch.set_num_threads(recipe.model.num_threads)
-        backbone = load_backbone(recipe.model)
+        backbone = (load_backbone or _load_backbone)(recipe.model)
         needs_copy = (
-            load_backbone is not Backbone
+            load_backbone is not None
             and "backbone" in inspect.signature(plugins.load("engines", recipe.engine.name)).parameters
         )
         media = CachingMediaLoader(workers=0 if backbone.device.type == "cpu" else 4)
         engine = _build_engine(
             recipe,
-            backbone=Backbone(recipe.model) if needs_copy else backbone,
+            backbone=_load_backbone(recipe.model) if needs_copy else backbone,
             renderer=backbone.renderer,
             load_weights=lambda: backbone,
             media=media,
@@ -130,6 +137,12 @@ def _find_context_length(recipe: Recipe, environments: TaskEnvironments) -> int:
     if recipe.validation.every and recipe.validation.environment_settings:
         lengths.append(TaskEnvironments.from_recipe(apply_validation_settings(recipe)).max_context_tokens)
     return max(lengths)
+
+
+def _load_backbone(model: ModelConfig) -> "Backbone":
+    from saccade.models.backbone import Backbone
+
+    return Backbone(model)
 
 
 def compose_task_rewards(recipe: Recipe) -> ScoreFn:
@@ -207,6 +220,12 @@ def _change_environments(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         environments[name] = config.with_values({"settings": {**config.settings, **own}})
     default = {**recipe.environment.settings, **changes}
     return recipe.with_values({"environment.settings": default, "environments": environments})
+
+
+def remove_rewards(recipe: Recipe) -> Recipe:
+    """Return the recipe without rewards, for whatever grades nothing and so needs no judge: SFT, `saccade ask`."""
+    environments = {name: config.with_values({"rewards": {}}) for name, config in recipe.environments.items()}
+    return recipe.with_values({"rewards": {}, "environments": environments})
 
 
 def require_trainable(recipe: Recipe) -> Recipe:

@@ -9,7 +9,7 @@ Episodes wait for the weight sync, which waits for no episode: a cancellation fr
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +50,11 @@ class RestartOnUpdate:
             yield
         finally:
             self._can_start.set()
+
+    def add_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Add what another process restarted, as its `pop_metrics` returned it."""
+        self._num_restarted += int(metrics.get("episodes/restarted", 0))
+        self._num_discarded_tokens += int(metrics.get("discarded_tokens", 0))
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the number of episodes restarted since the last call, and the number of their discarded tokens.

@@ -36,6 +36,7 @@ from saccade.metrics.episode_metrics import has_failed
 from saccade.models.checkpoint_files import compute_checkpoint_digest
 from saccade.protocols import ScoreFn
 from saccade.rollouts.components import apply_evaluation_settings, uses_chat_engine
+from saccade.rollouts.ray.launcher import connect_launcher
 from saccade.runs.pipeline import (
     IMAGES_FOLDER,
     connect_server,
@@ -102,6 +103,7 @@ def evaluate(
         if scored is None:
             components = load_components(recipe, checkpoint)
             components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
+            components = connect_launcher(components, folder)
             work = evaluation_runner.evaluate(
                 tasks,
                 environments=components.environments,
@@ -111,6 +113,7 @@ def evaluate(
                 benchmark=benchmark,
                 max_concurrency=max_concurrency,
                 on_progress=on_progress,
+                launcher=components.launcher,
                 **evaluation,
             )
             scored = run_and_close(components, work)

@@ -28,7 +28,6 @@ from saccade.data.synthetic.dataset import SPLITS, ValidationReport
 from saccade.data.synthetic.generate import FRAME_BUDGETS
 from saccade.environments.task_environments import TaskEnvironments
 from saccade.errors import ConfigError, DataError, ModelError, RunError, convert_errors
-from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
 from saccade.protocols import ChatEngine
 from saccade.reporting.loggers.dispatch import open_loggers
@@ -37,8 +36,10 @@ from saccade.rollouts.components import (
     TrainingComponents,
     apply_evaluation_settings,
     apply_validation_settings,
+    remove_rewards,
     uses_chat_engine,
 )
+from saccade.rollouts.ray.launcher import connect_launcher
 from saccade.runs.run_folder import RESUMABLE_KEYS, Run
 from saccade.runs.run_lock import TRAINING, RunLock
 from saccade.runs.validation import STAGE_SUFFIX, Validation, load_validation_tasks, require_checkpoint_metric
@@ -165,16 +166,10 @@ def load_for_inference(model: str | Path, *, recipe: str = "", settings: Sequenc
     return load_components(connect_server(used), weights and resolve_checkpoint(weights))
 
 
-def remove_rewards(recipe: Recipe) -> Recipe:
-    """Return the recipe without rewards, for SFT and `saccade ask`, which grade nothing and so need no judge."""
-    environments = {name: config.with_values({"rewards": {}}) for name, config in recipe.environments.items()}
-    return recipe.with_values({"rewards": {}, "environments": environments})
-
-
 def load_training_components(recipe: Recipe, weights: Path) -> TrainingComponents:
     """Load a recipe's components with these weights, which are divided if several processes train."""
     conductor = get_conductor()
-    load_backbone = functools.partial(DividedBackbone, conductor) if conductor else Backbone
+    load_backbone = functools.partial(DividedBackbone, conductor) if conductor else None
     return TrainingComponents.from_recipe(recipe.with_values({"model.path": str(weights)}), load_backbone)
 
 
@@ -459,6 +454,7 @@ def _train_stage(
         ) from error
 
     components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
+    components = connect_launcher(components, folder)
     trace = _plan_trace(stage_name, recipe, run, last, profile_step)
     run.mark_begun(stage_name)
     run.cut_metrics((stage_name, f"{stage_name}{STAGE_SUFFIX}"), last.step if last else 0)

@@ -34,6 +34,7 @@ PLUGINS_FOLDER = "plugins"
 RESUMABLE_KEYS = (
     "loggers",
     "engine",
+    "rollouts",
     "evaluation",
     *(f"validation.{key}" for key in ("every", "max_concurrency")),
     "episodes",

@@ -143,6 +143,7 @@ async def collect_batch(
         "episodes/cancelled": float(_count_episodes(settings) * num_cancelled - len(discarded)),
         "episodes/discarded": float(len(discarded)),
         "sampling_rounds": float(progress.num_rounds),
+        **components.launcher.pop_metrics(),
         **({"prompts/surplus_videos": float(len(progress.surplus_video_positions))} if has_video_limit else {}),
     }
     sampled = [*discarded, *(scored.episode for group in groups for scored in group.members)]
@@ -294,6 +295,7 @@ def collect_groups(
         score_fn=components.score_fn,
         epochs=seed_epochs,
         frame_budgets=frame_budgets,
+        launcher=components.launcher,
         **options,
     )
 

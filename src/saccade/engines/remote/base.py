@@ -9,10 +9,11 @@ passes the handshake and loads the current weights before it receives a request.
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +35,7 @@ from saccade.engines.remote.server import (
     ServerTimeout,
     require_servers,
 )
-from saccade.engines.remote.weight_sync import DiskTransport, WeightSync
+from saccade.engines.remote.weight_sync import DiskTransport, SyncState, WeightSync
 from saccade.engines.sampling_filters import check_neutral
 from saccade.errors import ConfigError, EngineError
 from saccade.protocols import EngineRequirements, MediaLoader, Renderer, WeightSource
@@ -194,8 +195,7 @@ class RemoteEngine:
             loaded = await self._weight_sync.load_current(server)
             label = await handshake.check_logprobs(server, self._renderer)
             if loaded is None:
-                self._weight_sync.require_unrevoked(server, label)
-                server.version_by_label = {label: self.version}
+                server.version_by_label = self._weight_sync.identify_versions(server, label)
             if loaded is not self._weight_sync.current:
                 continue  # a newer version was created meanwhile
             if source := self._source if loaded else self._load_weights and self._load_weights():
@@ -226,6 +226,37 @@ class RemoteEngine:
             )
         self._source = source
         return await self._weight_sync.sync_weights(self._pool, source, version)
+
+    def get_sync_state(self) -> SyncState | None:
+        """Return what clients in other processes must know; see protocols.FollowerEngine."""
+        return self._weight_sync.state
+
+    @contextlib.asynccontextmanager
+    async def pause_requests(self) -> AsyncIterator[None]:
+        """Hold back new requests, and replies that the servers continue, while another process syncs the weights."""
+        async with self._weight_sync.pause(self._pool):
+            # A reply may end with tokens of the new weights before `follow` is called with their label.
+            can_read = asyncio.Event()
+            for server in self._pool.servers:
+                server.can_read = can_read
+            try:
+                yield
+            finally:
+                can_read.set()
+
+    def follow(self, state: SyncState | None) -> None:
+        """Accept the weights that another process has loaded into the servers."""
+        self._weight_sync.follow(self._pool, state)
+
+    def list_outdated_servers(self) -> Sequence[str]:
+        """Return the servers that have other weights than the process that syncs them has loaded."""
+        return sorted(self._weight_sync.outdated_servers)
+
+    def reload_servers(self, servers: Sequence[str]) -> None:
+        """Reconnect to servers in which another client found other weights; the handshake loads the current ones."""
+        for server in self._pool.servers_up:
+            if server.url in servers:
+                self._pool.mark_down(server, f"{server.url} has other weights than the run's")
 
     async def close(self) -> None:
         """Stop; unfinished requests fail. The servers keep running with their weights."""

@@ -181,8 +181,8 @@ class Server:
     context in tokens, `vocab_size` the bound of its token ids, `is_seeded` whether seeds determine its samples,
     `was_reached` whether any handshake had a connection (None: not tried yet), `version_by_label` the weight version of
     each label that it may report. `sent_label` is the label of the last weight update, `loaded_label` the same if the
-    update succeeded, else ""; `adapter` names the LoRA adapter that samples. The pool, the handshake and the
-    weight sync set them.
+    update succeeded, else ""; `adapter` names the LoRA adapter that samples. A reply is read once `can_read` is set,
+    if there is one. The pool, the handshake, the engine and the weight sync set them.
     """
 
     def __init__(self, url: str, timeout: float, api: ServerApi, max_concurrency: int = 0) -> None:
@@ -210,6 +210,7 @@ class Server:
         self.was_reached: bool | None = None
         self.version_by_label: dict[str, int] = {}
         self.sent_label = self.loaded_label = self.adapter = ""
+        self.can_read: asyncio.Event | None = None
 
     def check_context_length(self, num_tokens: int) -> None:
         """Raise BrokenEngineError if a conversation of so many tokens exceeds the server's context."""
@@ -235,6 +236,8 @@ class Server:
         """
         sampling = request.sampling
         response = await self._post_request(request)
+        if self.can_read is not None:
+            await self.can_read.wait()
         with convert_parse_errors(f"{self.url} returned a malformed completion"):
             reply = self.api.parse_reply(response)
         _check_prompt_ids(reply.prompt_ids, request.ledger.input_ids(), self.url)

@@ -31,7 +31,8 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,6 +60,14 @@ class WeightVersion:
     release: Callable[[], None] = lambda: None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncState:
+    """What clients in other processes need to know of the weight syncs of a run."""
+
+    version: int  # the current one
+    version_by_label: Mapping[str, int]  # of all versions that servers may report
+
+
 _SHARED_MEMORY = Path("/dev/shm")
 _logger = logging.getLogger("saccade")
 _ROLLBACK_TIMEOUT = 60.0  # seconds for a server that is down to load the previous version
@@ -83,12 +92,47 @@ class WeightSync:
         self._server_locks: dict[Server, asyncio.Lock] = {}
         self._version_by_label: dict[str, int] = {}  # of all versions: a reply may have started several versions ago
         self._revoked_labels: set[str] = set()
+        self._followed: SyncState | None = None  # of the process that syncs the weights, if it isn't this one
+        self.outdated_servers: set[str] = set()  # that have other weights than `_followed` says
         self.current: WeightVersion | None = None
 
     @property
     def version(self) -> int:
         """Return the current version number; 0 before the first weight sync."""
+        if self._followed is not None:
+            return self._followed.version
         return self.current.version if self.current else 0
+
+    @property
+    def state(self) -> SyncState | None:
+        """Return what other clients of the servers must know; None before the first weight sync."""
+        if self.current is None:
+            return None
+        return SyncState(version=self.version, version_by_label=dict(self._version_by_label))
+
+    def follow(self, pool: Pool, state: SyncState | None) -> None:
+        """Accept the weights that another process has loaded into the servers."""
+        self._followed = state
+        for server in pool.servers if state else ():
+            server.version_by_label = dict(state.version_by_label) if state else {}
+
+    def identify_versions(self, server: Server, label: str) -> dict[str, int]:
+        """Return the version of each label that a server may report, into which this process loaded no weights.
+
+        Raises ServerError if it holds rolled-back weights, or others than the process that syncs them has loaded.
+        """
+        self.require_unrevoked(server, label)
+        if self._followed is None:
+            return {label: self.version}
+        if label not in self._followed.version_by_label:
+            self.outdated_servers.add(server.url)
+            raise ServerError(f"{server.url} doesn't have the run's weights; the trainer loads them again")
+        self.outdated_servers.discard(server.url)
+        return dict(self._followed.version_by_label)
+
+    def pause(self, pool: Pool) -> AbstractAsyncContextManager[None]:
+        """Hold back new requests; unfinished ones are handled by the setting `in_flight`."""
+        return pool.pause_new() if self._in_flight == "continue" else pool.drain(self._drain_timeout)
 
     async def sync_weights(self, pool: Pool, source: WeightSource, version: int) -> dict[str, float]:
         """Load the source's weights into every server that is up, or into none; at least one has them on return.
@@ -102,7 +146,7 @@ class WeightSync:
         new = await self._copy_weights(source, version, f"saccade-{version}-{secrets.token_hex(4)}")
         copied = time.perf_counter()
         try:
-            async with pool.pause_new() if self._in_flight == "continue" else pool.drain(self._drain_timeout):
+            async with self.pause(pool):
                 drained = time.perf_counter()
                 await self._publish(pool, source, new)
         except BaseException:

@@ -1,0 +1,435 @@
+"""The launcher `ray`: the trainer's side of rollouts on a Ray cluster.
+
+    collect ──run_episodes──> RayLauncher ──messages──> driver process ──> workers
+                                   ▲                          │
+                                   └── results; a driver that ends is replaced, and gets the open groups again
+
+A group runs once: its result stays here from the moment it arrives, whatever happens to workers, nodes or the head. A
+group that was lost before runs again with the same seeds, so the episodes are those of a run without losses. Scoring is
+done here, so judges, caches and limits of rewards are those of a run without workers.
+
+A weight sync pauses all workers, syncs the weights with the trainer's engine, and sends the workers its state. This
+process never imports Ray, which ends a process whose head is restarted.
+"""
+
+import asyncio
+import contextlib
+import functools
+import importlib.util
+import itertools
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from saccade import plugins
+from saccade.config.schema import Recipe
+from saccade.errors import BrokenEngineError, ConfigError, SaccadeError
+from saccade.protocols import Context, Engine, EnvironmentFactory, FollowerEngine, WeightSource
+from saccade.rollouts.components import RolloutComponents, remove_rewards
+from saccade.rollouts.ray import messages
+from saccade.rollouts.ray.messages import (
+    DriverSetup,
+    EpisodeRequest,
+    GroupKey,
+    GroupRequest,
+    GroupResult,
+    WorkerSetup,
+)
+from saccade.rollouts.restart_on_update import RestartOnUpdate
+from saccade.rollouts.runner import RunEpisode, run_episode
+from saccade.types import Episode, Task
+from saccade.utils.files import convert_file_errors
+
+C = TypeVar("C", bound=RolloutComponents)
+LOG_FILE = "logs/ray.log"  # of a run: what the driver and all workers print
+_LIBRARY_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_PROGRESS_BARS")
+_CANCEL_SECONDS = 30.0  # to wait for the finished episodes of a cancelled group
+_CLOSE_SECONDS = 20.0  # for the driver to end
+_MAX_BACKOFF = 15.0  # seconds between two drivers
+_logger = logging.getLogger("saccade")
+
+
+def connect_launcher(components: C, folder: Path) -> C:
+    """Return the components with the launcher of their recipe, for a run in `folder`.
+
+    With the launcher `ray`, the engine's `sync_weights` syncs the workers, too, and its `close` ends them. Raises
+    ConfigError if the recipe can't be run by its launcher.
+    """
+    recipe = components.recipe
+    check_launcher(recipe)
+    if recipe.rollouts.launcher == "local":
+        return components
+    launcher = RayLauncher(components, folder.resolve())
+    engine: Any = _LaunchingEngine(components.engine, launcher)
+    return replace(components, engine=engine, launcher=launcher)
+
+
+def check_launcher(recipe: Recipe) -> None:
+    """Raise ConfigError if the recipe's launcher is not installed, or can't be used with its engine."""
+    if recipe.rollouts.launcher == "local":
+        return
+    engine = plugins.load("engines", recipe.engine.name)
+    if not getattr(engine, "has_separate_weights", False):
+        raise ConfigError(
+            f"rollouts.launcher=ray needs an engine with servers (vllm, sglang or chat_completions), since its workers "
+            f"have no weights; engine.name={recipe.engine.name} runs the model in the trainer. Set "
+            "rollouts.launcher=local",
+            key="rollouts.launcher",
+            value=recipe.engine.name,
+        )
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            "rollouts.launcher=ray needs the package ray; install it: pip install 'saccade[ray]'",
+            key="rollouts.launcher",
+            value="ray",
+        )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _OpenGroup:
+    request: GroupRequest
+    result: "asyncio.Future[GroupResult]"
+    is_cancelled: bool = False
+
+
+class RayLauncher:
+    """Runs groups on Ray workers; the first group starts the driver process. See `collect.Launcher`."""
+
+    def __init__(self, components: RolloutComponents, folder: Path) -> None:
+        recipe, generated_dir = components.recipe, Path(components.media.generated_dir or folder / "images").absolute()
+        self._config, self._folder, self._generated_dir = recipe.rollouts.ray, folder, generated_dir
+        model = {"model.path": str(Path(recipe.model.path).absolute())} if recipe.model.path else {}
+        self._recipe, self._engine = remove_rewards(recipe).with_values(model), components.engine
+        self._open_groups: dict[GroupKey, _OpenGroup] = {}
+        self._call_numbers = itertools.count()
+        self._driver_task: asyncio.Task[None] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Any = None
+        self._is_connected = False  # whether the driver has connected to the cluster
+        self._failure: SaccadeError | None = None  # no group can run any more
+        self._pause_done: asyncio.Future[None] | None = None  # of the weight sync under way
+        self._sync_state: Any = None
+        self._num_up = self._num_lost = self._num_rerun = self._num_drivers_lost = 0
+        self._wait_seconds: list[float] = []  # of the groups since the last `pop_metrics`
+        self._last_up, self._last_reason = 0.0, "no worker has started yet"
+
+    # ---- groups ------------------------------------------------------------------------------------------------------
+
+    async def run_episodes(
+        self,
+        task: Task,
+        make_environment: EnvironmentFactory,
+        contexts: Sequence[Context],
+        *,
+        run_fn: RunEpisode,
+        on_discarded: Callable[[Episode], None],
+    ) -> list[Episode]:
+        """Run a group's episodes on one worker; see `collect.Launcher`.
+
+        Of the live events only `end` is emitted. Raises what an episode raises; RunError if its workers are lost again
+        and again, BrokenEngineError if no worker is up for `rollouts.ray.down_timeout` seconds.
+        """
+        restart_on_update = getattr(run_fn, "__self__", None)
+        if run_fn is not run_episode and not isinstance(restart_on_update, RestartOnUpdate):
+            message = f"rollouts.launcher=ray can't run episodes by {run_fn!r}; set rollouts.launcher=local"
+            raise ConfigError(message, key="rollouts.launcher", value="ray")
+        request = GroupRequest(
+            key=GroupKey(next(self._call_numbers), task.digest, contexts[0].seed),
+            task=task,
+            environment_settings=_get_settings(make_environment),
+            episodes=tuple(
+                EpisodeRequest(
+                    seed=ctx.seed,
+                    sampling=ctx.sampling,
+                    frame_budget=ctx.frame_budget,
+                    episode_timeout=ctx.episode_timeout,
+                )
+                for ctx in contexts
+            ),
+            restarts_on_update=restart_on_update is not None,
+            media_files=tuple(file for file in _list_files(task) if os.path.exists(file)),
+        )
+        result = await self._run(request, on_discarded)
+        if isinstance(restart_on_update, RestartOnUpdate):
+            restart_on_update.add_metrics(result.restarts)
+        self._wait_seconds.append(result.wait_seconds)
+        for ctx, episode in zip(contexts, result.episodes, strict=True):
+            ctx.emit_event("end", episode=episode)
+        return [*result.episodes]
+
+    async def _run(self, request: GroupRequest, on_discarded: Callable[[Episode], None]) -> GroupResult:
+        self._start()
+        group = _OpenGroup(request=request, result=asyncio.get_running_loop().create_future())
+        self._open_groups[request.key] = group
+        if self._is_connected:
+            self._send(messages.Run(request))
+        try:
+            result = await asyncio.shield(group.result)
+        except asyncio.CancelledError:
+            group.is_cancelled = True
+            if self._is_connected:
+                self._send(messages.Cancel(request.key))
+                with contextlib.suppress(TimeoutError, SaccadeError):
+                    async with asyncio.timeout(_CANCEL_SECONDS):
+                        for episode in (await group.result).episodes:
+                            on_discarded(episode)
+            raise
+        finally:
+            del self._open_groups[request.key]
+        if result.error is not None:
+            raise result.error
+        return result
+
+    def pop_metrics(self) -> Mapping[str, float]:
+        """Return what happened to workers since the last call; see docs/metrics.md."""
+        waits, self._wait_seconds = self._wait_seconds, []
+        metrics = {
+            "workers/up": self._num_up,
+            "workers/lost": self._num_lost,
+            "workers/rerun_groups": self._num_rerun,
+            "workers/lost_drivers": self._num_drivers_lost,
+            "workers/wait_seconds": sum(waits) / (len(waits) or 1),
+        }
+        self._num_lost = self._num_rerun = self._num_drivers_lost = 0
+        return {name: float(value) for name, value in metrics.items()}
+
+    # ---- weight syncs ------------------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def pause(self) -> AsyncIterator[None]:
+        """Pause all workers inside the block; they continue with the weights that the trainer's engine then has."""
+        if self._driver_task is not None:
+            self._raise_failure()
+            self._pause_done = asyncio.get_running_loop().create_future()
+            if self._is_connected:
+                self._send(messages.Pause())
+                await self._pause_done
+        try:
+            yield
+        finally:
+            self._pause_done = None
+            if isinstance(self._engine, FollowerEngine):
+                self._sync_state = self._engine.get_sync_state()
+            if self._is_connected:
+                self._send(messages.Resume(self._sync_state))
+
+    # ---- the driver process ------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._raise_failure()
+        if self._driver_task is None:
+            self._last_up = asyncio.get_running_loop().time()
+            self._driver_task = asyncio.create_task(self._keep_driver())
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise type(self._failure)(str(self._failure), key=self._failure.key, value=self._failure.value)
+
+    def _fail(self, error: SaccadeError) -> None:
+        """End all open groups, and a pause, with an error."""
+        self._failure = error
+        for group in self._open_groups.values():
+            if not group.result.done():
+                group.result.set_exception(error)
+        if self._pause_done is not None and not self._pause_done.done():
+            self._pause_done.set_exception(error)
+
+    async def _keep_driver(self) -> None:
+        """Start a driver, and another one whenever it ends, until the workers fail for good."""
+        num_failures = 0
+        while self._failure is None:
+            was_up = await self._run_driver()
+            self._num_drivers_lost += was_up
+            num_failures = 0 if was_up else num_failures + 1
+            self._num_up, self._is_connected = 0, False
+            # A new driver knows no group, so nothing is in progress.
+            self._end_pause()
+            for group in self._open_groups.values():
+                if group.is_cancelled and not group.result.done():
+                    group.result.set_result(GroupResult(key=group.request.key, episodes=(), is_cancelled=True))
+            self._check_outage()
+            if self._failure is None:
+                _logger.warning("the driver of the rollout workers ended (%s); it is started again", self._last_reason)
+                await asyncio.sleep(min(0.5 * 2**num_failures, _MAX_BACKOFF))
+
+    def _check_outage(self) -> None:
+        seconds = asyncio.get_running_loop().time() - self._last_up
+        if self._failure is None and self._open_groups and seconds > self._config.down_timeout:
+            needed = {"CPU": self._config.cpus_per_worker, **self._config.resources}
+            self._fail(
+                BrokenEngineError(
+                    f"no rollout worker was up for {seconds:.0f} seconds ({self._last_reason}); start the cluster of "
+                    f"rollouts.ray.address={self._config.address}, with a node that has {needed}, and look into "
+                    f"{self._folder / LOG_FILE}",
+                    key="rollouts.ray.address",
+                    value=self._config.address,
+                )
+            )
+
+    async def _run_driver(self) -> bool:
+        """Run a driver process to its end; return whether it had connected to the cluster."""
+        setup = self._build_setup()
+        ours, theirs = multiprocessing.Pipe()
+        log_path = self._folder / LOG_FILE
+        with convert_file_errors(log_path):
+            log_path.parent.mkdir(parents=True, exist_ok=True)
+            log = log_path.open("ab")
+        with log, theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "saccade.rollouts.ray.driver", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "RAY_DEDUP_LOGS": "0"},
+                start_new_session=True,  # Ctrl-C in a terminal reaches the trainer alone
+            )
+        inbox: asyncio.Queue[Any] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def read() -> None:
+            with contextlib.suppress(EOFError, OSError, RuntimeError):  # RuntimeError: the event loop is closed
+                while True:
+                    loop.call_soon_threadsafe(inbox.put_nowait, ours.recv())
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(inbox.put_nowait, None)
+
+        self._process, self._connection = process, ours
+        threading.Thread(target=read, name="saccade-ray", daemon=True).start()
+        self._send(setup)
+        try:
+            while True:
+                # A driver that connects may wait for the head; one that is connected reports regularly.
+                timeout = self._config.lease_timeout if self._is_connected else self._config.down_timeout
+                async with asyncio.timeout(timeout):
+                    message = await inbox.get()
+                if message is None:
+                    break
+                self._handle(message)
+        except TimeoutError:
+            self._last_reason = f"it was silent for {timeout:g} seconds"
+        finally:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+            ours.close()
+        return self._is_connected
+
+    def _handle(self, message: object) -> None:
+        match message:
+            case messages.Finished(result):
+                group = self._open_groups.get(result.key)
+                if group is not None and not group.result.done():
+                    group.result.set_result(result)
+            case messages.ClusterStatus():
+                self._handle_status(message)
+            case messages.Paused():
+                self._end_pause()
+            case messages.Fatal(error):
+                self._fail(error)
+            case messages.Unreachable(reason):
+                self._last_reason = reason
+
+    def _handle_status(self, status: messages.ClusterStatus) -> None:
+        if not self._is_connected:
+            self._is_connected = True
+            if self._pause_done is not None:
+                self._send(messages.Pause())
+            else:
+                self._send(messages.Resume(self._sync_state))
+            for group in self._open_groups.values():
+                if not group.result.done():
+                    self._send(messages.Run(group.request))
+        self._num_up = status.num_up
+        self._num_lost += status.num_lost
+        self._num_rerun += status.num_rerun
+        if status.num_up:
+            self._last_up = asyncio.get_running_loop().time()
+        self._check_outage()
+        if status.outdated_servers and self._pause_done is None and isinstance(self._engine, FollowerEngine):
+            self._engine.reload_servers(status.outdated_servers)
+
+    def _end_pause(self) -> None:
+        if self._pause_done is not None and not self._pause_done.done():
+            self._pause_done.set_result(None)
+
+    def _send(self, message: object) -> None:
+        with contextlib.suppress(OSError):  # the driver has ended: the next one receives the open groups
+            self._connection.send(message)
+
+    def _build_setup(self) -> DriverSetup:
+        probe_file = self._generated_dir / ".ray"
+        with convert_file_errors(probe_file):
+            self._generated_dir.mkdir(parents=True, exist_ok=True)
+            probe_file.touch()
+        return DriverSetup(
+            run=self._folder.name,
+            config=self._config,
+            worker=WorkerSetup(
+                recipe=self._recipe,
+                generated_dir=str(self._generated_dir),
+                probe_file=str(probe_file),
+                working_dir=os.getcwd(),
+                environment={name: os.environ[name] for name in _LIBRARY_VARIABLES if name in os.environ},
+            ),
+        )
+
+    async def close(self) -> None:
+        """End the driver and, with it, the workers."""
+        task, self._driver_task = self._driver_task, None
+        if task is None:
+            return
+        process, connection = self._process, self._connection
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(OSError):
+                connection.send(messages.Close())
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(process.wait, _CLOSE_SECONDS)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class _LaunchingEngine:
+    """The trainer's engine, whose weight syncs include the launcher's workers."""
+
+    def __init__(self, engine: Engine, launcher: RayLauncher) -> None:
+        self._engine, self._launcher = engine, launcher
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def sync_weights(self, source: WeightSource, version: int) -> None:
+        """Sync the weights while the workers are paused."""
+        if not isinstance(self._engine, FollowerEngine):
+            raise ConfigError(
+                f"rollouts.launcher=ray can't train with the engine {type(self._engine).__name__}, which doesn't "
+                "implement FollowerEngine; set rollouts.launcher=local",
+                key="rollouts.launcher",
+                value="ray",
+            )
+        async with self._launcher.pause():
+            await self._engine.sync_weights(source, version)
+
+    async def close(self) -> None:
+        """End the workers and close the engine."""
+        try:
+            await self._launcher.close()
+        finally:
+            await self._engine.close()
+
+
+def _get_settings(make_environment: EnvironmentFactory) -> Mapping[str, Any]:
+    if isinstance(make_environment, functools.partial) and not make_environment.args:
+        return make_environment.keywords
+    message = f"rollouts.launcher=ray can't run the environment {make_environment!r}, which is none of the recipe's"
+    raise ConfigError(message, key="rollouts.launcher", value="ray")
+
+
+def _list_files(task: Task) -> list[str]:
+    return [media.path for media in task.media]

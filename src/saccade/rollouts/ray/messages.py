@@ -1,0 +1,170 @@
+"""Define what the launcher, the driver process and the rollout workers send each other; every message is pickled.
+
+    launcher ──Run, Cancel, Pause, Resume──> driver ──method calls──> workers
+    launcher <──Finished, Paused, ClusterStatus, Fatal, Unreachable── driver <──results── workers
+
+A group is identified by its key wherever it runs: see `GroupKey`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from saccade.config.schema import RayConfig, Recipe
+from saccade.errors import SaccadeError
+from saccade.types import Episode, SamplingParams, Task
+
+
+class GroupKey(NamedTuple):
+    """The identity of a group of episodes: two runs of the same key have the same seeds.
+
+    The seed of a group's first episode is derived from the run's seed, the step, the task and how often the task was
+    drawn in that step. `call` distinguishes repeated evaluations of the same group with other weights.
+    """
+
+    call: int  # number of the call of `run_episodes`
+    task_digest: str
+    seed: int  # of the first episode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRequest:
+    """What of an episode's context is its own; a worker adds its engine, renderer, media and clock."""
+
+    seed: int
+    sampling: SamplingParams
+    frame_budget: int | None
+    episode_timeout: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRequest:
+    """Episodes of one task that start together on one worker."""
+
+    key: GroupKey
+    task: Task
+    environment_settings: Mapping[str, Any]  # of the task's environment
+    episodes: Sequence[EpisodeRequest]
+    restarts_on_update: bool  # whether episodes in progress start over at a weight sync
+    media_files: Sequence[str]  # of the task, that exist where the trainer runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupResult:
+    """The episodes of a group in order; if it was cancelled, those that had ended."""
+
+    key: GroupKey
+    episodes: Sequence[Episode]
+    is_cancelled: bool = False
+    error: SaccadeError | None = None  # what the user must fix
+    restarts: Mapping[str, float] = field(default_factory=dict)  # of its worker; see RestartOnUpdate.pop_metrics
+    wait_seconds: float = 0.0  # until a worker had room
+    worker: str = ""  # its name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSetup:
+    """What a worker is built from."""
+
+    recipe: Recipe  # without rewards: the trainer scores episodes
+    generated_dir: str  # folder of images that tools make
+    probe_file: str  # a file in it that a worker must see
+    working_dir: str  # where relative paths start
+    environment: Mapping[str, str]  # variables that libraries read on import
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """What a worker reports with each heartbeat, and to `saccade cluster status`."""
+
+    name: str
+    host: str  # name of its node
+    pid: int
+    num_running_groups: int
+    num_finished_groups: int
+    num_finished_episodes: int
+    num_sampled_tokens: int
+    version: int  # of the weights that its engine samples from
+    outdated_servers: Sequence[str] = ()  # that have other weights than the run's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverSetup:
+    """What a driver process is started with."""
+
+    run: str  # name of the run, a part of its workers' names
+    config: RayConfig
+    worker: WorkerSetup
+
+
+# ---- from the launcher to the driver ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run a group."""
+
+    request: GroupRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Cancel a group; its result holds the episodes that had ended."""
+
+    key: GroupKey
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Start no group, and pause requests of those in progress; answered by `Paused`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Continue with the weights that `state` describes; see protocols.FollowerEngine."""
+
+    state: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End the workers and the driver."""
+
+
+# ---- from the driver to the launcher ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A group has a result."""
+
+    result: GroupResult
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """No worker that is up sends requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus:
+    """The state of the workers, sent regularly: the driver's own heartbeat."""
+
+    num_up: int  # workers
+    num_lost: int = 0  # workers that died or stopped to respond, since the last message
+    num_rerun: int = 0  # groups that were in progress on them and run again, since the last message
+    outdated_servers: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """No group can run: the user must fix something."""
+
+    error: SaccadeError
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """The cluster can't be used now; the driver ends, and a new one may connect later."""
+
+    reason: str

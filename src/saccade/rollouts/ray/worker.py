@@ -1,0 +1,163 @@
+"""A rollout worker: runs groups of episodes with its own engine client, media cache and sandboxes.
+
+    driver ──run_group──────> RolloutWorker ──run_episode──> the engine's servers; sandboxes and media of this node
+           ──pause, resume──>
+
+The driver makes it an actor of Ray; this module doesn't import Ray. It holds no weights: `engine.follow` is all that it
+learns of a weight sync. Ray restarts an actor without its state, so every group carries the state of the last sync.
+"""
+
+import asyncio
+import contextlib
+import functools
+import os
+import socket
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from saccade.errors import RunError, SaccadeError, convert_errors
+from saccade.protocols import FollowerEngine
+from saccade.rollouts.collect import LOCAL_LAUNCHER
+from saccade.rollouts.ray.messages import GroupKey, GroupRequest, GroupResult, WorkerSetup, WorkerStatus
+from saccade.rollouts.restart_on_update import RestartOnUpdate
+from saccade.rollouts.runner import run_episode
+from saccade.types import Episode
+
+if TYPE_CHECKING:
+    from saccade.rollouts.components import RolloutComponents
+
+
+class RolloutWorker:
+    """Runs groups; `name` is the actor's. `start` comes first."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._host = name, socket.gethostname()
+        self._components: RolloutComponents | None = None
+        self._tasks: dict[GroupKey, asyncio.Task[list[Episode]]] = {}
+        self._num_groups = self._num_episodes = self._num_tokens = 0  # of finished groups
+        self._restart_on_update = RestartOnUpdate()
+        self._pause: contextlib.AsyncExitStack | None = None
+        self._sync_state: Any = None
+
+    async def start(self, setup: WorkerSetup) -> SaccadeError | None:
+        """Build the components; return the error that the user must fix, if there is one."""
+        os.environ.update(setup.environment)
+        if os.path.isdir(setup.working_dir):
+            os.chdir(setup.working_dir)
+        try:
+            with convert_errors(RunError, f"the rollout worker on {self._host} can't start", key="rollouts.launcher"):
+                self._components = _build_components(setup, self._host)
+        except SaccadeError as error:
+            return _make_picklable(error)
+        return None
+
+    async def run_group(self, request: GroupRequest, sync_state: Any) -> GroupResult:
+        """Run a group's episodes with the weights of `sync_state`; an error is a part of the result."""
+        # Ray has restarted the actor: the driver treats the failure as a lost worker.
+        assert self._components is not None, "the worker was restarted"
+        self._follow(sync_state)
+        discarded: list[Episode] = []
+        self._tasks[request.key] = asyncio.create_task(self._run_episodes(self._components, request, discarded))
+        try:
+            episodes = await self._tasks[request.key]
+        except asyncio.CancelledError:  # by `cancel`
+            return GroupResult(key=request.key, episodes=discarded, is_cancelled=True, worker=self._name)
+        except SaccadeError as error:
+            return GroupResult(key=request.key, episodes=(), error=_make_picklable(error), worker=self._name)
+        finally:
+            del self._tasks[request.key]
+        self._num_groups += 1
+        self._num_episodes += len(episodes)
+        self._num_tokens += sum(episode.usage.sampled_tokens for episode in episodes)
+        restarts = self._restart_on_update.pop_metrics()  # of all groups: the launcher adds them up
+        return GroupResult(key=request.key, episodes=episodes, restarts=restarts, worker=self._name)
+
+    async def _run_episodes(
+        self, components: "RolloutComponents", request: GroupRequest, discarded: list[Episode]
+    ) -> list[Episode]:
+        if missing := [file for file in request.media_files if not os.path.exists(file)]:
+            raise RunError(
+                f"{missing[0]} is missing on the node {self._host}; rollout workers need the media at the same path as "
+                "the trainer, on a file system that all nodes share",
+                key=missing[0],
+            )
+        make_environment: Any = components.environments(request.task)
+        contexts = [
+            replace(
+                components.build_context(seed=episode.seed, frame_budget=episode.frame_budget),
+                sampling=episode.sampling,
+                episode_timeout=episode.episode_timeout,
+            )
+            for episode in request.episodes
+        ]
+        return await LOCAL_LAUNCHER.run_episodes(
+            request.task,
+            functools.partial(make_environment.func, **request.environment_settings),
+            contexts,
+            run_fn=self._restart_on_update.run_episode if request.restarts_on_update else run_episode,
+            on_discarded=discarded.append,
+        )
+
+    async def cancel(self, key: GroupKey) -> None:
+        """Cancel a group if it is in progress; its result then holds the episodes that have ended."""
+        if task := self._tasks.get(key):
+            task.cancel()
+
+    async def pause(self) -> None:
+        """Pause the episodes' clock, restart episodes that restart at a weight sync, and hold back requests."""
+        if self._pause is not None or self._components is None:
+            return
+        self._pause, engine = contextlib.AsyncExitStack(), self._components.engine
+        self._pause.enter_context(self._components.clock.pause())
+        self._pause.enter_context(self._restart_on_update.cancel_episodes())
+        if isinstance(engine, FollowerEngine):
+            await self._pause.enter_async_context(engine.pause_requests())
+
+    async def resume(self, sync_state: Any) -> None:
+        """Continue with the weights of `sync_state`."""
+        self._follow(sync_state)
+        pause, self._pause = self._pause, None
+        if pause is not None:
+            await pause.aclose()
+
+    def _follow(self, sync_state: Any) -> None:
+        engine = self._components.engine if self._components else None
+        if sync_state != self._sync_state and isinstance(engine, FollowerEngine):
+            engine.follow(sync_state)
+            self._sync_state = sync_state
+
+    async def get_status(self) -> WorkerStatus:
+        """Return the worker's status; it responds as long as its event loop runs."""
+        engine = self._components.engine if self._components else None
+        return WorkerStatus(
+            name=self._name,
+            host=self._host,
+            pid=os.getpid(),
+            num_running_groups=len(self._tasks),
+            num_finished_groups=self._num_groups,
+            num_finished_episodes=self._num_episodes,
+            num_sampled_tokens=self._num_tokens,
+            version=engine.version if engine else 0,
+            outdated_servers=engine.list_outdated_servers() if isinstance(engine, FollowerEngine) else (),
+        )
+
+
+def _build_components(setup: WorkerSetup, host: str) -> "RolloutComponents":
+    from saccade.rollouts.components import RolloutComponents
+
+    if not os.path.exists(setup.probe_file):
+        raise RunError(
+            f"the node {host} doesn't see the run's folder {os.path.dirname(setup.probe_file)}; put it on a file "
+            "system that all nodes share",
+            key="rollouts.launcher",
+            value=host,
+        )
+    components = RolloutComponents.from_recipe(setup.recipe, verifies_weights=False)
+    components.media.generated_dir = setup.generated_dir
+    return components
+
+
+def _make_picklable(error: SaccadeError) -> SaccadeError:
+    if not isinstance(error.value, str | int | float | None):
+        error.value = repr(error.value)
+    return error
