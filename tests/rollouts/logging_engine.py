@@ -1,4 +1,4 @@
-"""An engine of its own file for tests with workers: writes code, then answers; logs its requests; may kill its process."""
+"""An engine in a file, for tests with workers: writes code, then answers; logs its requests; may kill its process."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ print(np.asarray(image_clue_0).sum(), np.random.rand())
 
 
 class LoggingEngine(Scripted):
-    """Appends the prompt's tokens' digest of each request to `log`; at an answer, kills the process once per `kill`."""
+    """Appends a line per request to the file `log`: process, kind, version; kills its process at `kills` answers."""
 
     def __init__(self, renderer, *, log: str, latency: float = 0.0, kills: int = 0) -> None:
         super().__init__(renderer, replies=self.reply, latency=latency)
@@ -25,6 +25,8 @@ class LoggingEngine(Scripted):
         is_first = not any(segment.is_sampled for segment in ledger.segments)
         with open(self.log, "a") as file:  # one write: lines of several processes don't mix
             file.write(f"{os.getpid()} {'code' if is_first else 'answer'} {self.version}\n")
+        if "explode" in self._renderer.decode(ledger.prompt_ids()):
+            raise ValueError("a bug")
         if is_first:
             return CODE
         for number in range(self.kills):

@@ -1,10 +1,9 @@
 """Rollouts on a Ray cluster of two nodes: the same groups as in this process, whatever happens to workers."""
 
 import asyncio
-import contextlib
+import importlib.util
 import os
 import re
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +13,12 @@ from PIL import Image
 
 from saccade import sandbox
 from saccade.config.load import load_recipe
-from saccade.errors import ConfigError
+from saccade.errors import ConfigError, RunError
 from saccade.rollouts.collect import collect
 from saccade.rollouts.components import RolloutComponents
 from saccade.rollouts.ray.launcher import LOG_FILE, check_launcher, connect_launcher
-from saccade.types import AnswerType, Media, MediaKind, Task
+from saccade.rollouts.restart_on_update import RestartOnUpdate
+from saccade.types import AnswerType, EpisodeStatus, Media, MediaKind, Task
 from saccade.utils.jsonl import encode_json_line
 
 ENGINE = Path(__file__).with_name("logging_engine.py")
@@ -118,12 +118,92 @@ def local_groups(tiny_folder, tasks, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_groups_equal_those_of_one_process(cluster, tiny_folder, tasks, tmp_path, local_groups):
-    recipe = make_recipe(tiny_folder, tmp_path)
-    groups, metrics, _ = run_on_ray(recipe, tmp_path, tasks, cluster.address)
+def test_a_killed_worker_costs_its_own_groups_alone(cluster, tiny_folder, tasks, tmp_path, local_groups):
+    recipe = make_recipe(tiny_folder, tmp_path, kills=1)
+    finished = []
+    settings = {"rollouts.ray.max_episodes": GROUP_SIZE}  # one group at a time
+    groups, metrics, _ = run_on_ray(
+        recipe,
+        tmp_path,
+        tasks,
+        cluster.address,
+        ray=settings,
+        on_group_done=lambda index, group: finished.append(index),
+    )
+    assert describe(groups, tmp_path) == local_groups
+    assert sorted(finished) == list(range(NUM_TASKS))
+    number, processes = count_requests(tmp_path, "code")
+    assert number == (NUM_TASKS + 1) * GROUP_SIZE  # the killed worker's group, and no other, ran again
+    assert str(os.getpid()) not in processes
+    assert (metrics["workers/lost"], metrics["workers/rerun_groups"]) == (1, 1)
+    assert "is lost" in (tmp_path / LOG_FILE).read_text()
+
+
+def list_versions(groups):
+    ledgers = [member.episode.ledger for group in groups for member in group.episodes]
+    return {segment.version for ledger in ledgers for segment in ledger.segments if segment.is_sampled}
+
+
+@pytest.mark.slow
+def test_workers_follow_weight_syncs_cancellations_and_errors(cluster, tiny_folder, tasks, tmp_path, local_groups):
+    """One start of workers for all that needs no other one."""
+    log = tmp_path / "log"
+
+    async def body(components):
+        settings = {"group_size": GROUP_SIZE, "score_fn": components.score_fn, "launcher": components.launcher}
+        given = components.environments, components.build_context(seed=3)
+        await components.engine.sync_weights(None, 5)
+        assert list_versions(await collect(tasks[:1], *given, **settings)) == {5}
+
+        restart_on_update, size = RestartOnUpdate(), log.stat().st_size
+        running = asyncio.create_task(collect(tasks[:2], *given, **settings, run_fn=restart_on_update.run_episode))
+        while log.stat().st_size == size:  # an episode has begun
+            await asyncio.sleep(0.01)
+        await components.engine.sync_weights(None, 6)
+        assert list_versions(await running) == {6}
+        assert restart_on_update.pop_metrics()["episodes/restarted"] > 0
+
+        discarded, done = [], []
+        groups = await collect(
+            tasks,
+            *given,
+            **settings,
+            num_required=1,
+            on_discarded=discarded.append,
+            on_group_done=lambda index, group: done.append(index),
+        )
+        assert len(groups) == len(done) < NUM_TASKS
+        # An episode that had ended is in a group or discarded, never lost.
+        assert all(episode.answer == "red" for episode in discarded)
+
+        missing = replace(tasks[0], media=(Media(path="/missing.png", kind=MediaKind.IMAGE),))
+        (group,) = await collect([missing], *given, **settings)
+        assert {member.episode.status for member in group.episodes} == {EpisodeStatus.ABORTED}
+
+        with raises(ConfigError, key="environment.name"):
+            await collect([replace(tasks[0], question="explode")], *given, **settings)
+        return components.launcher.pop_metrics()
+
+    recipe = make_recipe(tiny_folder, tmp_path, latency=0.2)
+    groups, _, metrics = run_on_ray(recipe, tmp_path, tasks, cluster.address, body=body)
     assert describe(groups, tmp_path) == local_groups
     assert all(member.episode.results[0].images for group in groups for member in group.episodes)
-    number, processes = count_requests(tmp_path, "code")
-    assert number == NUM_TASKS * GROUP_SIZE
-    assert str(os.getpid()) not in processes
-    assert metrics["workers/lost"] == 0
+    assert metrics["workers/lost"] == metrics["workers/lost_drivers"] == 0
+
+
+@pytest.mark.soak
+def test_a_group_that_kills_its_workers_ends_the_run(cluster, tiny_folder, tasks, tmp_path):
+    recipe = make_recipe(tiny_folder, tmp_path, kills=9)
+    settings = {"rollouts.ray.max_attempts": 2}
+    with raises(RunError, key="rollouts.ray.max_attempts", value=2):
+        run_on_ray(recipe, tmp_path, tasks[:1], cluster.address, ray=settings)
+
+
+def test_engines_with_the_trainers_weights_are_refused(tiny_folder, monkeypatch):
+    recipe = load_recipe("tiny/pyvision_image", [f"model.path={tiny_folder}", "rollouts.launcher=ray"])
+    with raises(ConfigError, key="rollouts.launcher", value="local"):
+        check_launcher(recipe)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with raises(ConfigError, key="rollouts.launcher", value="ray"):
+        check_launcher(recipe.with_values({"engine.name": "vllm"}))
+    check_launcher(recipe.with_values({"rollouts.launcher": "local"}))

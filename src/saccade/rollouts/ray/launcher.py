@@ -112,7 +112,7 @@ class RayLauncher:
         self._driver_task: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Any = None
-        self._is_connected = False  # whether the driver has connected to the cluster
+        self._is_connected = self._is_closing = False  # whether the driver has connected to the cluster; `close`
         self._failure: SaccadeError | None = None  # no group can run any more
         self._pause_done: asyncio.Future[None] | None = None  # of the weight sync under way
         self._sync_state: Any = None
@@ -244,7 +244,7 @@ class RayLauncher:
     async def _keep_driver(self) -> None:
         """Start a driver, and another one whenever it ends, until the workers fail for good."""
         num_failures = 0
-        while self._failure is None:
+        while self._failure is None and not self._is_closing:
             was_up = await self._run_driver()
             self._num_drivers_lost += was_up
             num_failures = 0 if was_up else num_failures + 1
@@ -255,7 +255,7 @@ class RayLauncher:
                 if group.is_cancelled and not group.result.done():
                     group.result.set_result(GroupResult(key=group.request.key, episodes=(), is_cancelled=True))
             self._check_outage()
-            if self._failure is None:
+            if self._failure is None and not self._is_closing:
                 _logger.warning("the driver of the rollout workers ended (%s); it is started again", self._last_reason)
                 await asyncio.sleep(min(0.5 * 2**num_failures, _MAX_BACKOFF))
 
@@ -382,7 +382,7 @@ class RayLauncher:
 
     async def close(self) -> None:
         """End the driver and, with it, the workers."""
-        task, self._driver_task = self._driver_task, None
+        task, self._driver_task, self._is_closing = self._driver_task, None, True
         if task is None:
             return
         process, connection = self._process, self._connection
