@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import fail, good
 from error_cases import raises
 from PIL import Image
 
@@ -174,11 +175,14 @@ def test_workers_follow_weight_syncs_cancellations_and_errors(cluster, tiny_fold
         )
         assert len(groups) == len(done) < NUM_TASKS
         # An episode that had ended is in a group or discarded, never lost.
-        assert all(episode.answer == "red" for episode in discarded)
+        assert {episode.status for episode in discarded} <= {EpisodeStatus.ANSWERED}
 
         missing = replace(tasks[0], media=(Media(path="/missing.png", kind=MediaKind.IMAGE),))
         (group,) = await collect([missing], *given, **settings)
         assert {member.episode.status for member in group.episodes} == {EpisodeStatus.ABORTED}
+
+        shown = good("cluster", "status", "--address", cluster.address)
+        assert len(re.findall(rf"{tmp_path.name}/\d+/\d", shown)) == 2
 
         with raises(ConfigError, key="environment.name"):
             await collect([replace(tasks[0], question="explode")], *given, **settings)
@@ -207,3 +211,8 @@ def test_engines_with_the_trainers_weights_are_refused(tiny_folder, monkeypatch)
     with raises(ConfigError, key="rollouts.launcher", value="ray"):
         check_launcher(recipe.with_values({"engine.name": "vllm"}))
     check_launcher(recipe.with_values({"rollouts.launcher": "local"}))
+
+
+def test_the_status_of_no_cluster_is_one_sentence():
+    pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
+    fail(RunError, "cluster", "status", "--address", "127.0.0.1:1", key="--address", value="127.0.0.1:1")

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from saccade import __version__
 from saccade.cli.ablate import ablate
+from saccade.cli.cluster import cluster_app
 from saccade.cli.data import data_app
 from saccade.cli.doctor import doctor
 from saccade.cli.evaluate import evaluation_app
@@ -123,6 +124,7 @@ app.add_typer(data_app, name="data")
 app.command("ablate")(ablate)
 app.add_typer(evaluation_app, name="eval")
 app.add_typer(new_app, name="new")
+app.add_typer(cluster_app, name="cluster")
 app.command("serve")(serve)
 app.command("doctor")(doctor)
 app.command("train")(train)

@@ -296,26 +296,28 @@ class Driver:
             else:
                 self._num_rerun += 1
                 self._waiting.appendleft(lease)
+        self._send_status()
         self._dispatch()
+
+    def _send_status(self) -> None:
+        up = [worker for worker in self._workers if worker.is_up]
+        status = messages.ClusterStatus(
+            num_up=len(up),
+            num_lost=self._num_lost,
+            num_rerun=self._num_rerun,
+            outdated_servers=sorted({server for worker in up for server in worker.outdated_servers}),
+        )
+        self._num_lost = self._num_rerun = 0
+        self._send(status)
 
     async def _report(self) -> None:
         """Send the launcher the state of the workers regularly; end if none has been up for too long."""
-        interval = min(self._config.lease_timeout / 6, 5.0)
         while True:
-            up = [worker for worker in self._workers if worker.is_up]
-            outdated = {server for worker in up for server in worker.outdated_servers}
-            self._send(
-                messages.ClusterStatus(
-                    num_up=len(up),
-                    num_lost=self._num_lost,
-                    num_rerun=self._num_rerun,
-                    outdated_servers=tuple(sorted(outdated)),
-                )
-            )
-            self._num_lost = self._num_rerun = 0
-            await asyncio.sleep(interval)
+            self._send_status()
+            await asyncio.sleep(min(self._config.lease_timeout / 6, 5.0))
             silence = asyncio.get_running_loop().time() - self._last_up
-            if self._last_up and not up and silence > self._config.lease_timeout:
+            is_silent = not any(worker.is_up for worker in self._workers) and silence > self._config.lease_timeout
+            if self._last_up and is_silent:
                 self._send(messages.Unreachable(f"no rollout worker was up for {silence:.0f} seconds"))
                 os._exit(1)
 

@@ -404,8 +404,8 @@ class _LaunchingEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    async def sync_weights(self, source: WeightSource, version: int) -> None:
-        """Sync the weights while the workers are paused."""
+    async def sync_weights(self, source: WeightSource, version: int) -> Mapping[str, float] | None:
+        """Sync the weights while the workers are paused; see protocols.Engine."""
         if not isinstance(self._engine, FollowerEngine):
             raise ConfigError(
                 f"rollouts.launcher=ray can't train with the engine {type(self._engine).__name__}, which doesn't "
@@ -414,7 +414,7 @@ class _LaunchingEngine:
                 value="ray",
             )
         async with self._launcher.pause():
-            await self._engine.sync_weights(source, version)
+            return await self._engine.sync_weights(source, version)
 
     async def close(self) -> None:
         """End the workers and close the engine."""

@@ -39,7 +39,8 @@ def read_status(address: str) -> ClusterReport:
     with convert_errors(RunError, message, key="--address", value=address):
         connect(address)
     try:
-        free: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()
+        api: Any = ray  # its own functions are untyped
+        free: dict[str, dict[str, float]] = api._private.state.available_resources_per_node()
         nodes = [
             NodeStatus(
                 host=node["NodeManagerHostname"],
@@ -47,7 +48,7 @@ def read_status(address: str) -> ClusterReport:
                 total=node["Resources"],
                 free=free.get(node["NodeID"], {}),
             )
-            for node in ray.nodes()
+            for node in api.nodes()
             if node["Alive"]
         ]
         names = [entry["name"] for entry in list_named_actors(all_namespaces=True) if entry["namespace"] == NAMESPACE]
