@@ -1,9 +1,12 @@
 """Rollouts on a Ray cluster of two nodes: the same groups as in this process, whatever happens to workers."""
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import re
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -216,3 +219,71 @@ def test_engines_with_the_trainers_weights_are_refused(tiny_folder, monkeypatch)
 def test_the_status_of_no_cluster_is_one_sentence():
     pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
     fail(RunError, "cluster", "status", "--address", "127.0.0.1:1", key="--address", value="127.0.0.1:1")
+
+
+@contextlib.contextmanager
+def change_during(log, change):
+    """Call `change` in a thread once a first group's episodes have begun."""
+
+    def wait_and_change():
+        while not log.exists():
+            time.sleep(0.05)
+        change()
+
+    thread = threading.Thread(target=wait_and_change)
+    thread.start()
+    yield
+    thread.join()
+
+
+def make_cluster(**head_options):
+    from ray.cluster_utils import Cluster
+
+    options = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={**options, **head_options})
+    return cluster, cluster.add_node(**options)
+
+
+@pytest.mark.soak
+def test_a_removed_node_costs_no_finished_group(tiny_folder, tasks, tmp_path, local_groups):
+    pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
+    cluster, node = make_cluster()
+    settings = {"rollouts.ray.max_episodes": GROUP_SIZE, "rollouts.ray.lease_timeout": 12.0}
+    recipe = make_recipe(tiny_folder, tmp_path, latency=2.0)
+    try:
+        with change_during(tmp_path / "log", lambda: cluster.remove_node(node, allow_graceful=False)):
+            groups, metrics, _ = run_on_ray(recipe, tmp_path, tasks, cluster.address, ray=settings)
+    finally:
+        cluster.shutdown()
+    assert describe(groups, tmp_path) == local_groups
+    assert metrics["workers/lost"] <= 1
+    assert count_requests(tmp_path, "answer")[0] <= (NUM_TASKS + 1) * GROUP_SIZE  # no finished group ran again
+
+
+@pytest.mark.soak
+def test_a_restarted_head_costs_no_finished_group(tiny_folder, tasks, tmp_path, local_groups):
+    pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
+    clusters = [make_cluster()[0]]
+    port = int(clusters[0].address.rpartition(":")[2])
+
+    def restart():
+        clusters.pop().shutdown()
+        clusters.append(make_cluster(gcs_server_port=port)[0])
+
+    settings = {"rollouts.ray.max_episodes": GROUP_SIZE, "rollouts.ray.lease_timeout": 12.0}
+    recipe, finished = make_recipe(tiny_folder, tmp_path, latency=2.0), []
+    try:
+        with change_during(tmp_path / "log", restart):
+            groups, metrics, _ = run_on_ray(
+                recipe,
+                tmp_path,
+                tasks,
+                clusters[0].address,
+                ray=settings,
+                on_group_done=lambda index, group: finished.append(index),
+            )
+    finally:
+        clusters[0].shutdown()
+    assert describe(groups, tmp_path) == local_groups
+    assert sorted(finished) == list(range(NUM_TASKS))
+    assert metrics["workers/lost_drivers"] >= 1

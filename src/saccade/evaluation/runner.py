@@ -27,7 +27,7 @@ from saccade.media import hashing
 from saccade.media.relocation import map_media_paths
 from saccade.metrics.episode_metrics import get_accuracy, has_failed, is_undecided
 from saccade.protocols import Context, Environment, EnvironmentFactory, ScoreFn, SelectEnvironment
-from saccade.rollouts.collect import LOCAL_LAUNCHER, Launcher, collect
+from saccade.rollouts.collect import Launcher, collect
 from saccade.types import Group, SamplingParams, ScoredEpisode, Task, UngradedEpisode
 from saccade.utils.files import convert_file_errors
 from saccade.utils.hashing import compute_digest
@@ -91,7 +91,7 @@ async def evaluate(
     subset: Subset = FULL_SET,
     max_concurrency: int = 512,
     on_progress: Callable[[Progress], None] | None = None,
-    launcher: Launcher = LOCAL_LAUNCHER,
+    launcher: Launcher | None = None,
 ) -> list[ScoredEpisode]:
     """Return `settings.num_samples` scored episodes per task, in the order of tasks and samples.
 

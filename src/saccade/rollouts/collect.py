@@ -10,8 +10,7 @@ An episode waits for the engine and its own tools, never for a sibling; a group 
 runs between passes of the engine; rewards that wait (for a judge, a process) wait concurrently, and only their own
 group waits for them. An exception (a setting or a task that the user must fix) cancels every group and is raised.
 
-A launcher runs the episodes of a group: in this process (`LocalLauncher`), or on workers of a Ray cluster
-(`rollouts/ray`). Scoring is always done here.
+Episodes run in this process, or where a launcher runs them, such as workers of a Ray cluster (`rollouts/ray`). Scoring is always done here.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ from saccade.utils.hashing import derive_seed
 
 
 class Launcher(Protocol):
-    """Runs the episodes of groups."""
+    """Runs the episodes of groups in other processes."""
 
     async def run_episodes(
         self,
@@ -50,34 +49,17 @@ class Launcher(Protocol):
         """Return metrics of the workers since the last call."""
 
 
-class LocalLauncher:
-    """Runs episodes in this process."""
-
-    async def run_episodes(
-        self,
-        task: Task,
-        make_environment: EnvironmentFactory,
-        contexts: Sequence[Context],
-        *,
-        run_fn: RunEpisode,
-        on_discarded: Callable[[Episode], None],
-    ) -> list[Episode]:
-        """Run one episode per context; see `Launcher`."""
-        episode_tasks = [asyncio.create_task(run_fn(task, make_environment, ctx)) for ctx in contexts]
-        try:
-            return await gather_or_cancel(episode_tasks)
-        except asyncio.CancelledError:
-            for ended in episode_tasks:
-                if not ended.cancelled() and ended.exception() is None:
-                    on_discarded(ended.result())
-            raise
-
-    def pop_metrics(self) -> Mapping[str, float]:
-        """Return no metrics: there are no workers."""
-        return {}
-
-
-LOCAL_LAUNCHER = LocalLauncher()
+async def await_episodes(
+    episode_tasks: Sequence["asyncio.Task[Episode]"], on_discarded: Callable[[Episode], None]
+) -> list[Episode]:
+    """Return the results of the tasks in order; if cancelled, `on_discarded` receives the episodes that had ended."""
+    try:
+        return await gather_or_cancel(episode_tasks)
+    except asyncio.CancelledError:
+        for ended in episode_tasks:
+            if not ended.cancelled() and ended.exception() is None:
+                on_discarded(ended.result())
+        raise
 
 
 async def collect(
@@ -95,7 +77,7 @@ async def collect(
     on_group_done: Callable[[int, Group], None] | None = None,
     on_discarded: Callable[[Episode], None] = lambda episode: None,
     run_fn: RunEpisode = run_episode,
-    launcher: Launcher = LOCAL_LAUNCHER,
+    launcher: Launcher | None = None,
 ) -> list[Group]:
     """Return a group of `group_size` scored episodes per task, in task order; `run_fn` runs each episode.
 
@@ -166,7 +148,7 @@ async def run_group(
     with_baseline: bool = False,
     on_discarded: Callable[[Episode], None] = lambda episode: None,
     run_fn: RunEpisode = run_episode,
-    launcher: Launcher = LOCAL_LAUNCHER,
+    launcher: Launcher | None = None,
 ) -> Group:
     """Run one episode per context, started together, in order, and score them; see `collect`.
 
@@ -176,9 +158,13 @@ async def run_group(
         *contexts, last = contexts
         contexts += [replace(last, sampling=replace(last.sampling, temperature=0.0))]
     async with semaphore:
-        sampled = await launcher.run_episodes(
-            task, make_environment, contexts, run_fn=run_fn, on_discarded=on_discarded
-        )
+        if launcher is None:
+            episode_tasks = [asyncio.create_task(run_fn(task, make_environment, ctx)) for ctx in contexts]
+            sampled = await await_episodes(episode_tasks, on_discarded)
+        else:
+            sampled = await launcher.run_episodes(
+                task, make_environment, contexts, run_fn=run_fn, on_discarded=on_discarded
+            )
     # Outside the semaphore: the next group starts while this one is scored.
     episodes, baseline = (sampled[:-1], sampled[-1]) if with_baseline else (sampled, None)
     try:

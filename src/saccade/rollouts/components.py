@@ -14,7 +14,7 @@ from saccade.errors import ConfigError, convert_errors
 from saccade.media.cache import CachingMediaLoader
 from saccade.protocols import NOT_TRAINABLE_MESSAGE, ChatEngine, Context, Engine, Renderer, ScoreFn
 from saccade.rewards.compose import compose_rewards
-from saccade.rollouts.collect import LOCAL_LAUNCHER, Launcher
+from saccade.rollouts.collect import Launcher
 from saccade.types import SamplingParams
 from saccade.utils.async_utils import PausableClock
 
@@ -33,7 +33,7 @@ class RolloutComponents:
     environments: TaskEnvironments  # called with a task: what makes its environments
     score_fn: ScoreFn  # scores the episodes of a task
     clock: PausableClock = field(default_factory=PausableClock)  # for the deadlines of all episodes
-    launcher: Launcher = LOCAL_LAUNCHER  # where episodes run
+    launcher: Launcher | None = None  # where episodes run; None: in this process
 
     @staticmethod
     def from_recipe(recipe: Recipe, *, verifies_weights: bool = True) -> "RolloutComponents":

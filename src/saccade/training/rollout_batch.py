@@ -143,7 +143,7 @@ async def collect_batch(
         "episodes/cancelled": float(_count_episodes(settings) * num_cancelled - len(discarded)),
         "episodes/discarded": float(len(discarded)),
         "sampling_rounds": float(progress.num_rounds),
-        **components.launcher.pop_metrics(),
+        **(components.launcher.pop_metrics() if components.launcher else {}),
         **({"prompts/surplus_videos": float(len(progress.surplus_video_positions))} if has_video_limit else {}),
     }
     sampled = [*discarded, *(scored.episode for group in groups for scored in group.members)]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from saccade.errors import RunError, SaccadeError, convert_errors
 from saccade.protocols import FollowerEngine
-from saccade.rollouts.collect import LOCAL_LAUNCHER
+from saccade.rollouts.collect import await_episodes
 from saccade.rollouts.ray.messages import GroupKey, GroupRequest, GroupResult, WorkerSetup, WorkerStatus
 from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.rollouts.runner import run_episode
@@ -90,13 +90,10 @@ class RolloutWorker:
             )
             for episode in request.episodes
         ]
-        return await LOCAL_LAUNCHER.run_episodes(
-            request.task,
-            functools.partial(make_environment.func, **request.environment_settings),
-            contexts,
-            run_fn=self._restart_on_update.run_episode if request.restarts_on_update else run_episode,
-            on_discarded=discarded.append,
-        )
+        run_fn = self._restart_on_update.run_episode if request.restarts_on_update else run_episode
+        bound = functools.partial(make_environment.func, **request.environment_settings)
+        episode_tasks = [asyncio.create_task(run_fn(request.task, bound, ctx)) for ctx in contexts]
+        return await await_episodes(episode_tasks, discarded.append)
 
     async def cancel(self, key: GroupKey) -> None:
         """Cancel a group if it is in progress; its result then holds the episodes that have ended."""
