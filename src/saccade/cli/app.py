@@ -65,7 +65,7 @@ COMMAND_PANELS = {
     "Start here": ("demo", "doctor", "recipes"),
     "Train and use a model": ("train", "sft", "rl", "eval", "ask", "report"),
     "Data, models and plugins": ("data", "model", "new"),
-    "Servers and studies": ("serve", "ablate"),
+    "Servers and studies": ("serve", "cluster", "ablate"),
 }
 
 
