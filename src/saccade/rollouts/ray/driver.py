@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import sys
 import threading
 from collections import deque
@@ -34,6 +35,7 @@ from saccade.rollouts.ray.worker import RolloutWorker
 NAMESPACE = "saccade"  # of the workers' names on a cluster
 _MAX_CALLS = 10_000  # concurrent calls of a worker, heartbeats included
 _RETRY_SECONDS = 0.5
+_PROBE_SECONDS = 10.0
 _logger = logging.getLogger("saccade")
 
 
@@ -338,13 +340,16 @@ def _build_attempts_error(lease: Lease, reason: str) -> SaccadeError:
 def connect(address: str, num_cpus: int = 0) -> None:
     """Connect this process to a cluster: `local` starts one with `num_cpus`, `auto` finds the running one.
 
-    Raises ConnectionError if there is none.
+    Raises OSError, RuntimeError or ValueError if there is none.
     """
     options: dict[str, Any] = {"namespace": NAMESPACE, "configure_logging": False, "include_dashboard": False}
     if address == "local":
         ray.init(address="local", num_cpus=max(num_cpus, os.cpu_count() or 1), **options)
         return
     del options["include_dashboard"]
+    host, separator, port = address.rpartition(":")
+    if separator and port.isdecimal():  # Ray tries for minutes to reach an address where nothing listens
+        socket.create_connection((host, int(port)), _PROBE_SECONDS).close()
     ray.init(address=address, **options)
 
 
@@ -357,7 +362,7 @@ def main() -> None:
     num_cpus = -(-config.workers * config.cpus_per_worker // 1)
     try:
         connect(config.address, int(num_cpus))
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         connection.send(messages.Unreachable(" ".join(str(error).split())[:300]))
         return
     asyncio.run(Driver(setup, connection).run())
