@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import functools
 import importlib.util
+import inspect
 import itertools
 import logging
 import multiprocessing
@@ -75,8 +76,7 @@ def check_launcher(recipe: Recipe) -> None:
     """Raise ConfigError if the recipe's launcher is not installed, or can't be used with its engine."""
     if recipe.rollouts.launcher == "local":
         return
-    engine = plugins.load("engines", recipe.engine.name)
-    if not getattr(engine, "has_separate_weights", False):
+    if not plugins.load("engines", recipe.engine.name).has_separate_weights:
         raise ConfigError(
             f"rollouts.launcher=ray needs an engine with servers (vllm, sglang or chat_completions), since its workers "
             f"have no weights; engine.name={recipe.engine.name} runs the model in the trainer. Set "
@@ -136,7 +136,7 @@ class RayLauncher:
         Of the live events only `end` is emitted. Raises what an episode raises; RunError if its workers are lost again
         and again, BrokenEngineError if no worker is up for `rollouts.ray.down_timeout` seconds.
         """
-        restart_on_update = getattr(run_fn, "__self__", None)
+        restart_on_update = run_fn.__self__ if inspect.ismethod(run_fn) else None
         if run_fn is not run_episode and not isinstance(restart_on_update, RestartOnUpdate):
             message = f"rollouts.launcher=ray can't run episodes by {run_fn!r}; set rollouts.launcher=local"
             raise ConfigError(message, key="rollouts.launcher", value="ray")
