@@ -94,7 +94,7 @@ def run_groups(recipe, folder, tasks, *, body=None, **options):
                 **options,
             )
             more = await body(components) if body else None
-            return groups, components.launcher.pop_metrics(), more
+            return groups, components.launcher.pop_metrics() if components.launcher else {}, more
         finally:
             await components.engine.close()
 
