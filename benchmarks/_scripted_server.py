@@ -1,7 +1,7 @@
 """Scripted vLLM servers in a process of their own: `_scripted_server.py MODEL COUNT LOAD_SECONDS REPLY_SECONDS SIGMA`.
 
 They keep images by uuid, as strictly as vLLM does, load weights in LOAD_SECONDS, and reply after a time that is
-log-normal with the median REPLY_SECONDS. Prints the servers' addresses as JSON, and on SIGTERM what they received.
+log-normal with the median REPLY_SECONDS. Prints the servers' addresses as JSON, and at the end of stdin what they received.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import base64
 import json
 import math
 import random
-import signal
 import struct
 import sys
 from typing import Any
@@ -121,9 +120,7 @@ async def main(model: str, count: str, *settings: str) -> None:
     scripted = [ScriptedServer(renderer, *map(float, settings)) for _ in range(int(count))]
     servers = [await asyncio.start_server(one.serve, "127.0.0.1", 0, limit=1 << 26, backlog=4096) for one in scripted]
     print(json.dumps([f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers]), flush=True)
-    stopped = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    await stopped.wait()
+    await asyncio.to_thread(sys.stdin.read)  # until the benchmark ends, or is killed
     print(json.dumps([one.received for one in scripted]), flush=True)
 
 

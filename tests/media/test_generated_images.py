@@ -1,16 +1,18 @@
 """Generated images: resized, saved, readable by other loaders, and limited on disk."""
 
 import asyncio
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 from error_cases import raises
+from PIL import Image
 
 from saccade.errors import MediaError
 from saccade.media import cache
 from saccade.media.cache import CachingMediaLoader
-from saccade.media.image import encode_png
+from saccade.media.image import decode_image, encode_png
 from saccade.protocols import PixelBudget
 
 SIZE = {"factor": 32, "budget": PixelBudget(min_pixels=784, max_pixels=10**6)}
@@ -54,6 +56,17 @@ def test_saved_images_are_resized_like_frames(tmp_path):
 
 def test_without_a_folder_images_are_saved_in_a_temporary_one():
     assert np.array_equal(CachingMediaLoader().load_pixels(save(CachingMediaLoader(), noise())), noise())
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3), (5, 1, 3), (7, 9, 3), (6, 4), (6, 4, 4)])
+def test_a_png_has_the_pixels_as_rgb(shape):
+    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    if shape[2:] == (4,):
+        pixels[..., 3] = 255
+    content = encode_png(pixels[::-1])  # not contiguous
+    with Image.open(io.BytesIO(content)) as file:
+        file.verify()
+    assert np.array_equal(decode_image(content), np.asarray(Image.fromarray(pixels[::-1]).convert("RGB")))
 
 
 def test_an_unwritable_folder_raises(tmp_path):

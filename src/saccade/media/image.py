@@ -6,6 +6,8 @@ import io
 import math
 import os
 import secrets
+import struct
+import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -122,10 +124,24 @@ def save_png(pixels: NDArray[np.uint8], folder: str) -> str:
 
 
 def encode_png(pixels: NDArray[np.uint8]) -> bytes:
-    """Encode pixels (uint8 RGB [height, width, 3]) as a PNG file's content."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format="PNG", compress_level=1)
-    return buffer.getvalue()
+    """Encode pixels (uint8 RGB [height, width, 3]) as a PNG file's content (ISO/IEC 15948), each row filtered by Sub.
+
+    Other arrays that Pillow knows, such as gray ones, are converted; it raises what Pillow raises for the rest.
+    Unlike Pillow's encoder, zlib leaves the interpreter to other threads, and it takes half of the time.
+    """
+    if pixels.dtype != np.uint8 or pixels.shape[2:] != (3,):
+        pixels = np.asarray(_convert_to_rgb(Image.fromarray(pixels)))
+    height, width, _ = pixels.shape
+    values = pixels.reshape(height, 3 * width)
+    rows = np.empty((height, 1 + 3 * width), np.uint8)
+    rows[:, 0], rows[:, 1:4] = 1, values[:, :3]
+    np.subtract(values[:, 3:], values[:, :-3], out=rows[:, 4:])
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 1)), (b"IEND", b""))
+    content = b"\x89PNG\r\n\x1a\n"
+    for kind, data in chunks:
+        content += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return content
 
 
 def resize_image(image: Image.Image, width: int, height: int) -> NDArray[np.uint8]:
