@@ -1,7 +1,8 @@
 """Scripted vLLM servers in a process of their own: `_scripted_server.py MODEL COUNT LOAD_SECONDS REPLY_SECONDS SIGMA`.
 
 They keep images by uuid, as strictly as vLLM does, load weights in LOAD_SECONDS, and reply after a time that is
-log-normal with the median REPLY_SECONDS. Prints the servers' addresses as JSON, and at the end of stdin what they received.
+log-normal with the median REPLY_SECONDS. Prints the servers' addresses as JSON, and at the end of stdin what they
+received.
 """
 
 import asyncio
