@@ -5,7 +5,6 @@ import base64
 import csv
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from saccade import plugins
 from saccade.cli.benchmark import BENCHMARK_ALIASES
 from saccade.environments.prompt import load_subtitles
 from saccade.errors import ConfigError, DataError, RunError
-from saccade.evaluation.benchmark_result import build_plain_scorecard
 from saccade.evaluation.benchmarks.base import Answer, check_subtitles, find_missing_media, grade
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
 
@@ -46,20 +44,6 @@ def test_complete_copy_is_counted(name, tmp_path):
     again = benchmark.load_tasks(tmp_path)
     assert [task.id for task in again] == [task.id for task in tasks]
     assert set(find_missing_media(tasks)) == {task.id for task in tasks if task.media}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_ten_thousand_answers_are_graded_in_time(name, tmp_path):
-    benchmark = bound(name)
-    tasks = benchmark.load_tasks(write_copy(name, tmp_path))
-    many = (tasks * (10_000 // len(tasks) + 1))[:10_000]
-    text = "<think>A or B? It lasts 3 to 5 s. " + "Look again. " * 20 + "</think> The answer is (C) 24.3 - 30.4, so 27."
-    began = time.process_time()
-    for extractor in ("strict", "lenient"):
-        results = grade(benchmark, many, {task.id: Answer(text=text) for task in tasks}, scoring=extractor)
-        build_plain_scorecard(benchmark, results, scoring=extractor)
-    assert time.process_time() - began < 40  # seconds, for twice as many
 
 
 @pytest.mark.parametrize("name", NAMES)
