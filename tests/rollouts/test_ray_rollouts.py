@@ -266,24 +266,27 @@ def test_a_restarted_head_costs_no_finished_group(tiny_folder, tasks, tmp_path, 
     clusters = [make_cluster()[0]]
     port = int(clusters[0].address.rpartition(":")[2])
 
-    def restart():
-        clusters.pop().shutdown()
-        clusters.append(make_cluster(gcs_server_port=port)[0])
+    finished = []
+
+    def record_and_restart(index, group):  # in the main thread, which Ray needs to start a node
+        finished.append(index)
+        if len(finished) == 1:
+            clusters.pop().shutdown()
+            clusters.append(make_cluster(gcs_server_port=port)[0])
 
     settings = {"rollouts.ray.max_episodes": GROUP_SIZE, "rollouts.ray.lease_timeout": 12.0}
-    recipe, finished = make_recipe(tiny_folder, tmp_path, latency=2.0), []
     try:
-        with change_during(tmp_path / "log", restart):
-            groups, metrics, _ = run_on_ray(
-                recipe,
-                tmp_path,
-                tasks,
-                clusters[0].address,
-                ray=settings,
-                on_group_done=lambda index, group: finished.append(index),
-            )
+        groups, metrics, _ = run_on_ray(
+            make_recipe(tiny_folder, tmp_path, latency=2.0),
+            tmp_path,
+            tasks,
+            clusters[0].address,
+            ray=settings,
+            on_group_done=record_and_restart,
+        )
     finally:
-        clusters[0].shutdown()
+        for cluster in clusters:
+            cluster.shutdown()
     assert describe(groups, tmp_path) == local_groups
     assert sorted(finished) == list(range(NUM_TASKS))
     assert metrics["workers/lost_drivers"] >= 1
