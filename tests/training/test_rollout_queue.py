@@ -1,28 +1,23 @@
-"""The rollout queue: order, maximum lag, lockstep and overlap, failures, and no task left running."""
+"""The rollout queue: order and lag of batches; runs whose rollouts overlap policy updates."""
 
 import asyncio
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from error_cases import raises
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from training_cases import RecordingEngine, alternate, with_reward
 from virtual_time import run_in_virtual_time
 
 from saccade.engines.scripted import Scripted
-from saccade.errors import ConfigError, EngineError
+from saccade.errors import ConfigError
 from saccade.protocols import Done, Environment, Observation
 from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.training import checkpoint, policy_update, rl
-from saccade.training.optimizer import Optimizer
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.training.rollout_batch import RolloutBatch
 from saccade.training.rollout_queue import RolloutQueue
-from saccade.training.validation import ValidationSchedule
 from saccade.types import EpisodeStatus, Message
-from saccade.utils.async_utils import cancel_on_exit
 
 
 def make_batch(step):
@@ -30,156 +25,50 @@ def make_batch(step):
 
 
 class FakeCollector:
-    """Collects each batch in `num_yields[step]` iterations of the event loop; records the version at each start."""
+    """Collects batches; records the version at which each was started."""
 
-    def __init__(self, num_yields=(), fail_at=None):
-        self.started, self.finished, self.version = [], [], 0
-        self.num_yields, self.fail_at, self.was_cancelled = dict(enumerate(num_yields)), fail_at, False
+    def __init__(self):
+        self.started, self.version = [], 0
 
     async def __call__(self, prompt_sampler, step):
         self.started.append((step, self.version))
-        try:
-            for _ in range(self.num_yields.get(step, 1)):
-                await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            self.was_cancelled = True
-            raise
-        if step == self.fail_at:
-            raise EngineError("the servers are down")
-        self.finished.append(step)
         return make_batch(step), PromptSampler(next_position=prompt_sampler.next_position + 1)
 
 
-async def consume(collector, *, end_step, max_lag, lockstep, batches=(), num_yields=(), num_steps=None):
-    """Get all batches (or `num_steps`); return (step, number of batches queued behind it) of each, and the queue."""
+async def consume(collector, *, end_step, lag, batches=(), max_tokens=0):
+    """Get all batches; return (step, number of batches queued behind it) of each, and the queue."""
     received, version = [], 0
     queue = RolloutQueue(
-        collector, PromptSampler(), batches, version=0, end_step=end_step, max_lag=max_lag, lockstep=lockstep
+        collector, PromptSampler(), batches, version=0, end_step=end_step, lag=lag, max_tokens=max_tokens
     )
-    async with cancel_on_exit(asyncio.create_task(queue.collect_batches())):
-        while version < (end_step if num_steps is None else num_steps):
-            batch = await queue.get()
-            received.append((batch.step, len(queue.state[1])))
-            for _ in range(dict(enumerate(num_yields)).get(version, 0)):
-                await asyncio.sleep(0)
-            version += 1
-            collector.version = version
-            queue.set_version(version)
+    while version < end_step:
+        batch = await queue.get()
+        received.append((batch.step, len(queue.state[1])))
+        version += 1
+        collector.version = version
     return received, queue
 
 
 def test_without_lag_collector_and_trainer_alternate():
     collector = FakeCollector()
-    received, queue = asyncio.run(consume(collector, end_step=4, max_lag=0, lockstep=True))
+    received, queue = asyncio.run(consume(collector, end_step=4, lag=0))
     assert collector.started == [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert received == [(0, 0), (1, 0), (2, 0), (3, 0)]
-    assert queue.state == (PromptSampler(next_position=4), ())
+    assert queue.state == (PromptSampler(next_position=4), (), ())
     assert queue.num_sampled_tokens == 40
 
 
-def test_in_lockstep_every_batch_has_exactly_the_maximum_lag():
+def test_every_batch_has_exactly_the_simulated_staleness():
     collector = FakeCollector()
-    asyncio.run(consume(collector, end_step=6, max_lag=2, lockstep=True))
+    asyncio.run(consume(collector, end_step=6, lag=2))
     assert collector.started == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2), (5, 3)]
-
-
-def test_without_lockstep_the_trainer_gets_a_batch_at_once():
-    received, _ = asyncio.run(consume(FakeCollector(), end_step=6, max_lag=2, lockstep=False))
-    assert [step for step, _ in received] == list(range(6))
-    assert received[0] == (0, 0)
-
-
-@settings(deadline=None)
-@given(st.data(), st.integers(0, 4), st.booleans())
-def test_batches_arrive_in_order_within_the_maximum_lag(data, max_lag, lockstep):
-    yields_st = st.lists(st.integers(0, 6), min_size=8, max_size=8)
-    collector = FakeCollector(data.draw(yields_st))
-    received, queue = asyncio.run(
-        consume(collector, end_step=8, max_lag=max_lag, lockstep=lockstep, num_yields=data.draw(yields_st))
-    )
-    assert [step for step, _ in received] == list(range(8))
-    assert all(0 <= step - version <= max_lag for step, version in collector.started)
-    assert max(num_queued for _, num_queued in received) <= max_lag
-    assert queue.state == (PromptSampler(next_position=8), ())
-
-
-@dataclass(frozen=True)
-class SizedBatch:
-    """The fields of a rollout batch that the queue reads."""
-
-    step: int
-    num_tokens: int
-    num_sampled_tokens: int = 10
-
-
-@settings(deadline=None)
-@given(st.data(), st.integers(1, 5), st.integers(1, 40), st.booleans())
-def test_no_batch_is_started_while_the_queue_is_full(data, max_lag, max_tokens, lockstep):
-    """With batches of 1 to 20 tokens, all are received, and the queue never exceeds `max_tokens` plus one batch."""
-    sizes = data.draw(st.lists(st.integers(1, 20), min_size=8, max_size=8))
-    collector = FakeCollector(data.draw(st.lists(st.integers(0, 6), min_size=8, max_size=8)))
-    received, num_queued_at_start = set(), []
-
-    async def collect(prompt_sampler, step):
-        queued = [number for number in range(len(collector.finished)) if number not in received]
-        num_queued_at_start.append(sum(sizes[number] for number in queued))
-        _, prompt_sampler = await collector(prompt_sampler, step)
-        return SizedBatch(step=step, num_tokens=sizes[step]), prompt_sampler
-
-    async def consume_all():
-        queue = RolloutQueue(
-            collect,
-            PromptSampler(),
-            (),
-            version=0,
-            end_step=8,
-            max_lag=max_lag,
-            lockstep=lockstep,
-            max_tokens=max_tokens,
-        )
-        async with cancel_on_exit(asyncio.create_task(queue.collect_batches())):
-            for version in range(1, 9):
-                received.add((await queue.get()).step)
-                assert sum(batch.num_tokens for batch in queue.state[1]) < max_tokens + max(sizes)
-                await asyncio.sleep(0)
-                queue.set_version(version)
-
-    asyncio.run(asyncio.wait_for(consume_all(), 300))
-    assert received == set(range(8))
-    assert all(num_tokens < max_tokens for num_tokens in num_queued_at_start)
 
 
 def test_batches_of_a_checkpoint_come_first():
     collector, batches = FakeCollector(), [make_batch(0), make_batch(1)]
-    received, _ = asyncio.run(consume(collector, end_step=4, max_lag=2, lockstep=True, batches=batches))
+    received, _ = asyncio.run(consume(collector, end_step=4, lag=2, batches=batches))
     assert [step for step, _ in received] == [0, 1, 2, 3]
     assert [step for step, _ in collector.started] == [2, 3]
-
-
-def test_a_failure_is_raised_after_the_complete_batches():
-    collector, received = FakeCollector(fail_at=2), []
-
-    async def consume_all():
-        queue = RolloutQueue(collector, PromptSampler(), (), version=0, end_step=9, max_lag=9, lockstep=False)
-        async with cancel_on_exit(asyncio.create_task(queue.collect_batches())):
-            while True:
-                received.append((await queue.get()).step)
-
-    with raises(EngineError):
-        asyncio.run(consume_all())
-    assert received == [0, 1]
-
-
-def test_leaving_the_queue_cancels_its_task():
-    collector = FakeCollector(num_yields=[0, 10**6])
-
-    async def run():
-        await consume(collector, end_step=9, max_lag=3, lockstep=False, num_steps=1, num_yields=[5])
-        return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-
-    assert asyncio.run(run()) == []
-    assert collector.was_cancelled
-    assert collector.finished == [0]
 
 
 # ---- in a run --------------------------------------------------------------------------------------------------------
@@ -215,8 +104,9 @@ def delay_updates(monkeypatch, engine, num_updates, num_requests_ahead):
 
 
 @pytest.mark.slow
-def test_rollouts_overlap_policy_updates(workspace, tmp_path, monkeypatch):
-    components = load_overlapped(workspace)
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_rollouts_overlap_policy_updates(workspace, tmp_path, monkeypatch, is_streaming):
+    components = load_overlapped(workspace, f"rl.streaming={is_streaming}")
     engine = RecordingEngine(components.engine)
     delay_updates(monkeypatch, engine, num_updates=6, num_requests_ahead=1)
     rows = workspace.run_rl(replace(components, engine=engine), tmp_path)
@@ -280,17 +170,8 @@ def test_episodes_in_progress_continue_or_restart_on_a_weight_update(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on_weight_update", ["continue", "restart"])
-def test_weight_syncs_and_checkpoints_do_not_count_towards_the_timeout(
-    workspace, tmp_path, monkeypatch, on_weight_update
-):
-    """Both take longer than the timeout of an episode in progress."""
-    save_checkpoint = checkpoint.save_checkpoint
-
-    def save_slowly(*arguments, **settings):
-        asyncio.get_running_loop().advance(5.5)
-        save_checkpoint(*arguments, **settings)
-
-    monkeypatch.setattr(checkpoint, "save_checkpoint", save_slowly)
+def test_weight_syncs_do_not_count_towards_the_timeout(workspace, on_weight_update):
+    """A sync takes longer than the timeout of an episode in progress."""
     components = load_overlapped(workspace, "sampling.episode_timeout=5", f"rl.on_weight_update={on_weight_update}")
 
     class SlowSyncEngine(RecordingEngine):
@@ -314,14 +195,6 @@ def test_weight_syncs_and_checkpoints_do_not_count_towards_the_timeout(
         rollout = asyncio.create_task(restart_on_update.run_episode(workspace.tasks[0], WaitingEnvironment, context))
         await asyncio.sleep(0)
         await rl.update_engine_weights(components, 1, restart_on_update)
-        state = rl.TrainerState(
-            num_finished_steps=1,
-            prompt_sampler=PromptSampler(),
-            pending_batches=(),
-            initial_weights_folder=str(workspace.root / "model"),
-        )
-        optimizer = Optimizer(components.backbone.model, components.recipe.rl.optim, 1)
-        rl.save_trainer_state(tmp_path, components, optimizer, state, ValidationSchedule())
         assert not rollout.done()
         may_finish.set()
         return await rollout
@@ -330,10 +203,12 @@ def test_weight_syncs_and_checkpoints_do_not_count_towards_the_timeout(
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes(workspace, tmp_path):
-    rows = workspace.run_rl(load_overlapped(workspace), tmp_path, kill_at=3)
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_a_killed_run_resumes(workspace, tmp_path, is_streaming):
+    streaming = f"rl.streaming={is_streaming}"
+    rows = workspace.run_rl(load_overlapped(workspace, streaming), tmp_path, kill_at=3)
     last = checkpoint.find_newest_checkpoint(tmp_path)
-    resumed_rows = workspace.run_rl(load_overlapped(workspace, weights=last.folder), tmp_path)
+    resumed_rows = workspace.run_rl(load_overlapped(workspace, streaming, weights=last.folder), tmp_path)
     assert [row["step"] for row in (*rows[: last.step], *resumed_rows)] == list(range(1, 7))
 
 

@@ -123,8 +123,12 @@ class SelectionConfig(Section):
         (3, 4)
         """
         num_collected = self.round_size or round(num_missing * self.oversample)
+        return num_collected, self.compute_num_launched(num_collected)
+
+    def compute_num_launched(self, num_collected: int) -> int:
+        """Return how many groups are started if `num_collected` must end."""
         # Round up, or over-provisioning few groups would start no extra one; 10 * 1.1 is slightly more than 11.
-        return num_collected, math.ceil(round(num_collected * self.over_provision, 6))
+        return math.ceil(round(num_collected * self.over_provision, 6))
 
     @model_validator(mode="after")
     def _check_round_size(self) -> "SelectionConfig":
@@ -555,6 +559,14 @@ class RlConfig(StageConfig):
     mini_batches: PositiveInt = 1
     # weight versions that rollouts may be older than the trainer; above 0 both run concurrently, with 0 in turns
     max_staleness: NonNegativeInt = 0
+    # with max_staleness above 0: start each group on its own, and train on those that end first; false = the groups of
+    # a step start together, once those of the step before have ended
+    streaming: bool = False
+    # groups that could only be trained on above max_staleness, with streaming: wait = the last step that may train on
+    # them waits for them, drop = they are cancelled after it, and their prompts are drawn again
+    on_stale_group: Literal["wait", "drop"] = "wait"
+    # groups in progress at a time, with max_staleness above 0; 0 = as many as have 512 episodes
+    max_groups_in_progress: NonNegativeInt = 0
     # rollouts pause while the collected but untrained conversations have more tokens than this; 0 = no limit
     max_queued_tokens: NonNegativeInt = 0
     # what happens to episodes in progress at a weight sync: they continue with the new weights, or restart
@@ -603,6 +615,28 @@ class RlConfig(StageConfig):
                 f"rl.max_staleness={self.max_staleness} makes them asynchronous: set one of them to 0",
                 key="rl.simulated_staleness",
                 value=self.simulated_staleness,
+            )
+        if self.streaming and not self.max_staleness:
+            raise ConfigError(
+                "rl.streaming=true trains on groups that were started some steps before, but rl.max_staleness=0 allows "
+                "none: set rl.max_staleness to 1 or more, or rl.streaming=false",
+                key="rl.streaming",
+                value=True,
+            )
+        if self.streaming and self.selection.over_provision > 1:
+            raise ConfigError(
+                f"rl.selection.over_provision={self.selection.over_provision:g} cancels the slowest groups of a step, "
+                "but with rl.streaming=true a step has none of its own: set it to 1, and rl.on_stale_group=drop to "
+                "cancel groups that are too slow",
+                key="rl.selection.over_provision",
+                value=self.selection.over_provision,
+            )
+        if self.on_stale_group == "drop" and not self.streaming:
+            raise ConfigError(
+                "rl.on_stale_group=drop needs rl.streaming=true: without it each step waits for its own groups, and "
+                "rl.selection.over_provision cancels the slowest ones",
+                key="rl.on_stale_group",
+                value="drop",
             )
         return self
 

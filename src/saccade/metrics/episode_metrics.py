@@ -97,6 +97,17 @@ def has_failed(episode: Episode) -> bool:
     return episode.status in ERROR_STATUSES or (episode.status is EpisodeStatus.CONTEXT_FULL and not episode.turns)
 
 
+def has_usable_episode(groups: Iterable[Group]) -> bool:
+    """Return whether an episode has a score and didn't fail; one whose prompt exceeded the context has no turn."""
+    return any(not has_failed(scored.episode) for group in groups for scored in group.episodes)
+
+
+def count_tokens(groups: Iterable[Group]) -> int:
+    """Return the tokens of all conversations, a measure of their memory; images are on disk."""
+    episodes = (episode for group in groups for scored in group.members for episode in scored.episode.walk())
+    return sum(len(episode.ledger) for episode in episodes)
+
+
 def get_task_digest(scored: ScoredEpisode) -> str:
     """Return the digest of the task, the same for all orders of its options."""
     return restore_options(scored.episode.task).digest

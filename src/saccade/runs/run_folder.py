@@ -47,7 +47,7 @@ RESUMABLE_KEYS = (
         for stage in ("sft", "rl")
         for key in ("steps", "save_every", "checkpoints", "micro_batch_size")
     ),
-    "rl.max_queued_tokens",
+    *(f"rl.{key}" for key in ("max_groups_in_progress", "max_queued_tokens")),
     *(
         f"rl.selection.{key}"
         for key in ("oversample", "round_size", "max_sampling_rounds", "on_underfilled", "surplus")

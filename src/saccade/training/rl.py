@@ -6,7 +6,7 @@
 
 By default the loop is synchronous: the trainer waits for the rollouts, the rollouts wait for the engine. With
 `rl.max_staleness: N` rollouts continue while a second thread runs the policy update, at most N weight versions ahead
-(see `training/rollout_queue.py`). Episodes in progress during a weight sync continue (`rl.on_weight_update: continue`),
+(see `training/group_queue.py`). Episodes in progress during a weight sync continue (`rl.on_weight_update: continue`),
 each token with the version that sampled it, or start over (`restart`), which discards their tokens. With
 `rl.simulated_staleness: N` batches are delayed by N versions, to study the effect of staleness; the first N + 1 batches
 are then sampled by version 0:
@@ -51,11 +51,20 @@ from saccade.training.distributed.backbone import (
     DividedReference,
     create_optimizer,
 )
+from saccade.training.group_queue import GroupQueue, PendingGroup
 from saccade.training.optimizer import Optimizer, compute_learning_rate
 from saccade.training.policy_update import update_policy
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.training.reference import Reference, get_trainable_parameters, load_initial_weights
-from saccade.training.rollout_batch import OnGroups, OnRollouts, RolloutBatch, collect_batch, compute_filter_metrics
+from saccade.training.rollout_batch import (
+    OnGroups,
+    OnRollouts,
+    RolloutBatch,
+    collect_batch,
+    collect_group,
+    compute_filter_metrics,
+    take_prompts,
+)
 from saccade.training.rollout_queue import RolloutQueue
 from saccade.training.step_timer import StepTimer, compute_update_speed
 from saccade.training.step_trace import StepTrace
@@ -63,11 +72,10 @@ from saccade.training.train_step import StepReport
 from saccade.training.training_samples import build_samples
 from saccade.training.validation import ValidationSchedule
 from saccade.types import Task, TrainingSample
-from saccade.utils.async_utils import cancel_on_exit
 from saccade.utils.jsonl import read_jsonl, relativize_path, write_jsonl
 
 LogStep = Callable[[Mapping[str, float]], None]
-PENDING_BATCHES = "pending_batches.jsonl"  # file of a checkpoint
+PENDING_BATCHES, PENDING_GROUPS = "pending_batches.jsonl", "pending_groups.jsonl"  # files of a checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +85,7 @@ class TrainerState:
     num_finished_steps: int
     prompt_sampler: PromptSampler
     pending_batches: tuple[RolloutBatch, ...]  # collected but not yet trained on
+    pending_groups: tuple[PendingGroup, ...] = ()  # of no batch yet
     initial_weights_folder: str  # the weights that RL started from
 
 
@@ -123,7 +132,7 @@ async def train(
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(validation.cancel)
         await validation.start(state.num_finished_steps, components.engine, components.backbone)
-        await stack.enter_async_context(cancel_on_exit(asyncio.create_task(queue.collect_batches())))
+        stack.push_async_callback(queue.close)
         while state.num_finished_steps < settings.steps:
             step = state.num_finished_steps + 1
             optimizer.start_step(state.num_finished_steps)
@@ -226,20 +235,37 @@ def build_rollout_queue(
     on_rollouts: OnRollouts | None,
     restart_on_update: RestartOnUpdate,
 ) -> RolloutQueue:
-    """Build the queue that collects the batches of the remaining steps."""
+    """Build the queue of the batches of the remaining steps."""
     settings = components.recipe.rl
     run_fn = restart_on_update.run_episode if settings.on_weight_update == "restart" else run_episode
+    version, prompt_sampler, group_queue = state.num_finished_steps, state.prompt_sampler, None
+    if settings.max_staleness:
+        group_queue = GroupQueue(
+            partial(collect_group, components, tasks, run_fn=run_fn),
+            partial(take_prompts, components.recipe, tasks),
+            prompt_sampler,
+            state.pending_groups,
+            settings=settings,
+            version=version,
+            next_step=version + len(state.pending_batches),
+        )
     return RolloutQueue(
-        lambda prompt_sampler, step: collect_batch(
-            components, tasks, prompt_sampler, step, on_groups=on_groups, on_rollouts=on_rollouts, run_fn=run_fn
+        partial(
+            collect_batch,
+            components,
+            tasks,
+            on_groups=on_groups,
+            on_rollouts=on_rollouts,
+            run_fn=run_fn,
+            group_queue=group_queue,
         ),
-        state.prompt_sampler,
+        prompt_sampler,
         state.pending_batches,
-        version=state.num_finished_steps,
+        version=version,
         end_step=settings.steps,
-        max_lag=settings.max_staleness or settings.simulated_staleness,
-        lockstep=not settings.max_staleness,
+        lag=settings.simulated_staleness,
         max_tokens=settings.max_queued_tokens,
+        group_queue=group_queue,
     )
 
 
@@ -271,25 +297,32 @@ def load_trainer_state(
             initial_weights_folder=str(Path(components.recipe.model.path).resolve()),
         )
     folder = last_checkpoint.folder
+
+    def resolve_path(file: str) -> str:
+        return os.path.normpath(folder / file)
+
     saved = last_checkpoint.restore(optimizer)
     with checkpoint.read_boundary(folder):
         batches = read_jsonl(folder / PENDING_BATCHES, RolloutBatch)
+        groups = read_jsonl(folder / PENDING_GROUPS, PendingGroup)
         # Relative to the stage's folder, so that a run may be moved as a whole; an absolute path stays as it is.
         initial_weights = (folder.parent / str(saved["initial_weights_folder"])).resolve()
         return TrainerState(
             num_finished_steps=last_checkpoint.step,
             prompt_sampler=PromptSampler.from_state(saved),
-            pending_batches=tuple(
-                map_media_paths(batch, lambda file: os.path.normpath(folder / file)) for batch in batches
-            ),
+            pending_batches=tuple(map_media_paths(batch, resolve_path) for batch in batches),
+            pending_groups=tuple(map_media_paths(group, resolve_path) for group in groups),
             initial_weights_folder=str(initial_weights),
         )
 
 
 def advance_trainer_state(state: TrainerState, rollout_queue: RolloutQueue) -> TrainerState:
     """Return the state after one more finished step."""
-    step, (sampler, batches) = state.num_finished_steps + 1, rollout_queue.state
-    return replace(state, num_finished_steps=step, prompt_sampler=sampler, pending_batches=batches)
+    sampler, batches, groups = rollout_queue.state
+    step = state.num_finished_steps + 1
+    return replace(
+        state, num_finished_steps=step, prompt_sampler=sampler, pending_batches=batches, pending_groups=groups
+    )
 
 
 @contextlib.asynccontextmanager
@@ -337,14 +370,14 @@ async def save_trainer_state(
     initial_weights = relativize_path(folder.resolve(), state.initial_weights_folder, run)
     policy = components.recipe.rl.checkpoints
 
-    def write_pending_batches(part_folder: Path) -> None:
+    def write_pending(part_folder: Path) -> None:
         # The temporary folder is a sibling of the final one, so relative paths stay valid.
+        relativize = partial(relativize_path, part_folder.resolve(), root=run)
         write_jsonl(
-            part_folder / PENDING_BATCHES,
-            [
-                map_media_paths(batch, lambda file: relativize_path(part_folder.resolve(), file, run))
-                for batch in state.pending_batches
-            ],
+            part_folder / PENDING_BATCHES, [map_media_paths(batch, relativize) for batch in state.pending_batches]
+        )
+        write_jsonl(
+            part_folder / PENDING_GROUPS, [map_media_paths(group, relativize) for group in state.pending_groups]
         )
 
     await run_in_thread(
@@ -354,7 +387,7 @@ async def save_trainer_state(
             backbone=components.backbone,
             optimizer=optimizer,
             trainer_state={**asdict(state.prompt_sampler), "initial_weights_folder": initial_weights},
-            write_extra_files=write_pending_batches,
+            write_extra_files=write_pending,
             policy=policy,
             scores=validation.get_scores(policy.metric),
         ),

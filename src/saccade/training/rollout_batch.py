@@ -21,6 +21,9 @@ Without a limit of rounds (`max_sampling_rounds: null`) a step ends with fewer g
 once, or after a round in which every episode failed; a warning reports the groups that are missing after 4, 8, 16, ...
 rounds.
 
+With `rl.max_staleness` above 0 the groups of a round come from a `group_queue.GroupQueue`, where they may have started
+during earlier steps.
+
 `on_rollouts` receives a record of every episode that was started for the step, with what became of it and why.
 """
 
@@ -35,15 +38,16 @@ from typing import Any
 from saccade.algorithms.frame_budget import draw_frame_budget
 from saccade.algorithms.group_advantages import needs_baseline_episode
 from saccade.algorithms.group_filter import FilterReport, SelectionResult, select_groups
-from saccade.config.schema import RlConfig
+from saccade.config.schema import Recipe, RlConfig
 from saccade.data.mixture import Mixture
 from saccade.errors import DataError, EngineError, RunError
 from saccade.ledger import Ledger
-from saccade.metrics.episode_metrics import compute_step_metrics, has_failed
+from saccade.metrics.episode_metrics import compute_step_metrics, has_usable_episode
 from saccade.rollouts.collect import collect
 from saccade.rollouts.components import TrainingComponents
 from saccade.rollouts.runner import RunEpisode, run_episode
 from saccade.training.episode_log import Outcome, RolloutRecord
+from saccade.training.group_queue import GroupQueue
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.types import Episode, EpisodeStatus, Group, MediaKind, Score, Task
 from saccade.utils.hashing import derive_seed
@@ -53,6 +57,7 @@ OnRollouts = Callable[[str, int, Sequence[RolloutRecord]], Awaitable[None]]  # s
 _logger = logging.getLogger("saccade")
 _FIRST_WARNED_ROUND = 4
 CANCELLED_ERROR = "cancelled: enough other groups of the step had ended (rl.selection.over_provision)"
+STALE_ERROR = "cancelled: too old for the next step (rl.on_stale_group=drop); the prompt is drawn again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +69,6 @@ class RolloutBatch:
     num_sampled_tokens: int  # including those of groups that were not kept
     metrics: Mapping[str, float]
 
-    @property
-    def num_tokens(self) -> int:
-        """Return the tokens of all conversations, a measure of its memory; images are on disk."""
-        episodes = (episode for group in self.groups for scored in group.members for episode in scored.episode.walk())
-        return sum(len(episode.ledger) for episode in episodes)
-
 
 async def collect_batch(
     components: TrainingComponents,
@@ -80,17 +79,23 @@ async def collect_batch(
     on_groups: OnGroups | None = None,
     on_rollouts: OnRollouts | None = None,
     run_fn: RunEpisode = run_episode,
+    group_queue: GroupQueue | None = None,
 ) -> tuple[RolloutBatch, PromptSampler]:
     """Collect the batch of step `step` with `run_fn`; return it and the advanced prompt sampler.
 
-    Each further round takes as many prompts as groups are missing, oversampled like the first. `on_groups` receives all
-    groups, `on_rollouts` all records. Raises DataError if `max_video_share` needs tasks without a video and there are
-    none, EngineError if every episode of the step failed, or if none could be graded, and RunError if groups are
-    missing and `rl.selection.on_underfilled` is "stop".
+    Each further round takes as many prompts as groups are missing, oversampled like the first; with a `group_queue`,
+    which has a sampler of its own, it takes groups from there. `on_groups` receives all groups, `on_rollouts` all
+    records. Raises DataError if `max_video_share` needs tasks without a video and there are none, EngineError if every
+    episode of the step failed, or if none could be graded, and RunError if groups are missing and
+    `rl.selection.on_underfilled` is "stop".
     """
     settings = components.recipe.rl
     progress = _Progress.start(tasks, prompt_sampler, settings)
     while progress.may_collect(settings):
+        if group_queue is not None:
+            num_required, _ = settings.selection.compute_launch_counts(progress.selection.num_missing)
+            progress.add_round(await group_queue.take(step, num_required), settings, step)
+            continue
         positions, num_required = progress.take_prompts(components)
         groups_by_index: dict[int, Group] = {}
         await collect_groups(
@@ -104,7 +109,11 @@ async def collect_batch(
             on_discarded=progress.discarded.append,
             run_fn=run_fn,
         )
-        progress.add_round(positions, groups_by_index, settings, step)
+        ended = {position: groups_by_index[i] for i, position in enumerate(positions) if i in groups_by_index}
+        progress.cancelled_positions += [position for position in positions if position not in ended]
+        progress.add_round(ended, settings, step)
+    if group_queue is not None:
+        progress.cancelled_positions, progress.discarded = await group_queue.cancel_stale()
     groups, discarded = [*progress.groups_by_position.values()], progress.discarded
     if on_rollouts is not None:  # before a check fails, which the records may explain
         seed, mixture = components.recipe.seed, Mixture.from_tasks(tasks)
@@ -116,6 +125,7 @@ async def collect_batch(
             cancelled_tasks=[mixture.get_task(seed, position)[0] for position in progress.cancelled_positions],
             num_episodes=_count_episodes(settings),
             environment=components.recipe.environment.name,
+            cancel_reason=STALE_ERROR if settings.streaming else CANCELLED_ERROR,
         )
         await on_rollouts("rl", step + 1, records)
     require_usable_episodes(groups, step)
@@ -133,6 +143,7 @@ async def collect_batch(
     num_cancelled = len(progress.cancelled_positions)
     baselines = [group.baseline.score.total for group in groups if group.baseline]
     has_video_limit = settings.selection.max_video_share is not None
+    num_surplus_videos = group_queue.num_surplus_videos if group_queue else len(progress.surplus_video_positions)
     metrics = {
         **compute_step_metrics(groups),
         **({"baseline_reward": fmean(baselines)} if baselines else {}),
@@ -144,7 +155,8 @@ async def collect_batch(
         "episodes/discarded": float(len(discarded)),
         "sampling_rounds": float(progress.num_rounds),
         **(components.launcher.pop_metrics() if components.launcher else {}),
-        **({"prompts/surplus_videos": float(len(progress.surplus_video_positions))} if has_video_limit else {}),
+        **(group_queue.metrics if group_queue is not None else {}),
+        **({"prompts/surplus_videos": float(num_surplus_videos)} if has_video_limit else {}),
     }
     sampled = [*discarded, *(scored.episode for group in groups for scored in group.members)]
     batch = RolloutBatch(
@@ -153,8 +165,10 @@ async def collect_batch(
         num_sampled_tokens=sum(episode.usage.sampled_tokens for episode in sampled),
         metrics=metrics,
     )
-    is_requeueing = settings.selection.surplus == "requeue"
-    return batch, progress.requeue() if is_requeueing else progress.prompt_sampler
+    requeued_positions = progress.list_surplus() if settings.selection.surplus == "requeue" else []
+    if group_queue is not None:
+        group_queue.complete_batch(requeued_positions)
+    return batch, progress.prompt_sampler.requeue(requeued_positions)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -199,52 +213,54 @@ class _Progress:
     def take_prompts(self, components: TrainingComponents) -> tuple[list[int], int]:
         """Return the positions of a round's prompts, and how many of their groups must end."""
         num_required, num_launched = components.recipe.rl.selection.compute_launch_counts(self.selection.num_missing)
-        return self._take_positions(components, num_launched), num_required
+        positions, surplus_video_positions, self.prompt_sampler = take_prompts(
+            components.recipe, self.tasks, self.prompt_sampler, num_launched
+        )
+        self.surplus_video_positions += surplus_video_positions
+        return positions, num_required
 
-    def add_round(
-        self, positions: Sequence[int], groups_by_index: Mapping[int, Group], settings: RlConfig, step: int
-    ) -> None:
-        """Add a round's groups, by the index of their prompts in `positions`, and select among all of the step."""
-        for index, position in enumerate(positions):
-            if index in groups_by_index:
-                self.groups_by_position[position] = groups_by_index[index]
-            else:
-                self.cancelled_positions.append(position)
+    def add_round(self, groups_by_position: Mapping[int, Group], settings: RlConfig, step: int) -> None:
+        """Add a round's groups, and select among all of the step."""
+        self.groups_by_position |= groups_by_position
         self.selection = _select(self.groups_by_position.values(), settings)
         self.num_rounds += 1
-        self.is_failing = not _has_usable_episode([*groups_by_index.values()])
+        self.is_failing = not has_usable_episode(groups_by_position.values())
         is_warned = self.num_rounds >= _FIRST_WARNED_ROUND and self.num_rounds.bit_count() == 1
         if settings.selection.max_sampling_rounds is None and self.selection.num_missing and is_warned:
             num_kept, target = len(self.selection.kept_groups), settings.prompts_per_step
             message = "Step %d kept %d of %d groups in %d rounds; it draws up to %d prompts, each task about once"
             _logger.warning(message, step + 1, num_kept, target, self.num_rounds, len(self.tasks))
 
-    def _take_positions(self, components: TrainingComponents, count: int) -> list[int]:
-        """Take the prompts of a round; the next ones without a video replace the videos above `max_video_share`."""
-        share, mixture = components.recipe.rl.selection.max_video_share, Mixture.from_tasks(self.tasks)
-        positions: list[int] = []
-        num_videos_left = count if share is None else math.floor(round(share * count, 6))
-        while len(positions) < count:
-            taken, self.prompt_sampler = self.prompt_sampler.take(count - len(positions))
-            for position in taken:
-                is_video = share is not None and _has_video(mixture.get_task(components.recipe.seed, position)[0])
-                if is_video and not num_videos_left:
-                    self.surplus_video_positions.append(position)
-                    continue
-                num_videos_left -= is_video
-                positions.append(position)
-        return positions
-
-    def requeue(self) -> PromptSampler:
-        """Return the sampler that takes the prompts of surplus and cancelled groups and surplus videos again first."""
+    def list_surplus(self) -> list[int]:
+        """Return the prompts of surplus and cancelled groups, and surplus videos."""
         # Filters make new groups of the same episodes, so a group's position is found by its first episode.
         position_by_episode = {
             id(scored): position for position, group in self.groups_by_position.items() for scored in group.episodes
         }
         surplus_positions = [position_by_episode[id(group.episodes[0])] for group in self.selection.surplus_groups]
-        return self.prompt_sampler.requeue(
-            [*surplus_positions, *self.cancelled_positions, *self.surplus_video_positions]
-        )
+        return [*surplus_positions, *self.cancelled_positions, *self.surplus_video_positions]
+
+
+def take_prompts(
+    recipe: Recipe, tasks: Sequence[Task], prompt_sampler: PromptSampler, count: int
+) -> tuple[list[int], list[int], PromptSampler]:
+    """Take the prompts of a round; the next ones without a video replace the videos above `max_video_share`.
+
+    Return their positions, those of the surplus videos, and the advanced sampler.
+    """
+    share, mixture = recipe.rl.selection.max_video_share, Mixture.from_tasks(tasks)
+    positions, surplus_video_positions = list[int](), list[int]()
+    num_videos_left = count if share is None else math.floor(round(share * count, 6))
+    while len(positions) < count:
+        taken, prompt_sampler = prompt_sampler.take(count - len(positions))
+        for position in taken:
+            is_video = share is not None and _has_video(mixture.get_task(recipe.seed, position)[0])
+            if is_video and not num_videos_left:
+                surplus_video_positions.append(position)
+                continue
+            num_videos_left -= is_video
+            positions.append(position)
+    return positions, surplus_video_positions, prompt_sampler
 
 
 def _select(groups: Iterable[Group], settings: RlConfig) -> SelectionResult:
@@ -275,26 +291,49 @@ def collect_groups(
     `earlier_positions` were collected for the same step before. Each prompt has the frame budget of its own epoch. A
     task that is drawn again in the same step gets other seeds.
     """
-    seed, budgets = components.recipe.seed, components.recipe.frame_budgets
-    mixture = Mixture.from_tasks(tasks)
+    seed, mixture = components.recipe.seed, Mixture.from_tasks(tasks)
     num_drawn = Counter(mixture.get_task(seed, position)[0].digest for position in earlier_positions)
-    batch_tasks, seed_epochs, frame_budgets = [], [], []
+    seed_epochs = []
     for position in positions:
-        task, epoch = mixture.get_task(seed, position)
-        repeat_index = num_drawn[task.digest]
-        num_drawn[task.digest] += 1
-        batch_tasks.append(task)
+        digest = mixture.get_task(seed, position)[0].digest
+        repeat_index = num_drawn[digest]
+        num_drawn[digest] += 1
         seed_epochs.append(derive_seed("again", step, repeat_index) if repeat_index else step)
-        frame_budgets.append(draw_frame_budget(budgets, run_seed=seed, epoch=epoch, task=task))
+    return _collect(components, mixture, positions, seed_epochs, **options)
+
+
+async def collect_group(
+    components: TrainingComponents,
+    tasks: Sequence[Task],
+    position: int,
+    version: int,
+    on_discarded: Callable[[Episode], None],
+    *,
+    run_fn: RunEpisode = run_episode,
+) -> Group:
+    """Collect the group of a position, started with a weight version, for a step that isn't known yet."""
+    epochs = [derive_seed("group", version, position)]  # another version has other seeds: a prompt may be drawn again
+    mixture = Mixture.from_tasks(tasks)
+    [group] = await _collect(components, mixture, [position], epochs, on_discarded=on_discarded, run_fn=run_fn)
+    return group
+
+
+def _collect(
+    components: TrainingComponents, mixture: Mixture, positions: Sequence[int], epochs: Sequence[int], **options: Any
+) -> Coroutine[Any, Any, list[Group]]:
+    seed, budgets = components.recipe.seed, components.recipe.frame_budgets
+    drawn_tasks = [mixture.get_task(seed, position) for position in positions]
     return collect(
-        batch_tasks,
+        [task for task, _ in drawn_tasks],
         components.environments,
         components.build_context(seed=seed),
         group_size=components.recipe.rl.group_size,
         with_baseline=needs_baseline_episode(components.recipe.rl.advantage),
         score_fn=components.score_fn,
-        epochs=seed_epochs,
-        frame_budgets=frame_budgets,
+        epochs=epochs,
+        frame_budgets=[
+            draw_frame_budget(budgets, run_seed=seed, epoch=epoch, task=task) for task, epoch in drawn_tasks
+        ],
         launcher=components.launcher,
         **options,
     )
@@ -309,6 +348,7 @@ def build_records(
     cancelled_tasks: Sequence[Task],
     num_episodes: int,
     environment: str,
+    cancel_reason: str = CANCELLED_ERROR,
 ) -> list[RolloutRecord]:
     """Return a record of every episode of step `step` (from 0): of complete groups, then of cancelled ones.
 
@@ -345,7 +385,7 @@ def build_records(
     for number, task in enumerate(cancelled_tasks, start=len(groups)):
         for _ in range(num_episodes):
             if ended[task.digest]:
-                add(number, "discarded", ended[task.digest].pop(0), reason=CANCELLED_ERROR)
+                add(number, "discarded", ended[task.digest].pop(0), reason=cancel_reason)
                 continue
             unfinished = Episode(
                 task=task,
@@ -353,9 +393,9 @@ def build_records(
                 ledger=Ledger(),
                 turns=(),
                 status=EpisodeStatus.ABORTED,
-                error=CANCELLED_ERROR,
+                error=cancel_reason,
             )
-            add(number, "cancelled", unfinished, reason=CANCELLED_ERROR)
+            add(number, "cancelled", unfinished, reason=cancel_reason)
     return records
 
 
@@ -367,15 +407,10 @@ def require_usable_episodes(groups: Sequence[Group], step: int) -> None:
         message = f"none of the {len(ungraded)} episodes of step {step + 1} could be graded"
         reason = ungraded[0].reason
         raise EngineError(f"{message}; the reason of the first: {reason}", key="rewards", value=reason)
-    if not _has_usable_episode(groups):
+    if not has_usable_episode(groups):
         error = next((episode.error for episode in episodes if episode.error), "unknown")
         message = f"all {len(episodes)} episodes of step {step + 1} failed; the error of the first: {error}"
         raise EngineError(message, key="episodes", value=error)
-
-
-def _has_usable_episode(groups: Sequence[Group]) -> bool:
-    """Return whether an episode has a score and didn't fail; one whose prompt exceeded the context has no turn."""
-    return any(not has_failed(scored.episode) for group in groups for scored in group.episodes)
 
 
 def compute_filter_metrics(reports: Iterable[FilterReport]) -> dict[str, float]:

@@ -41,16 +41,6 @@ async def run_until(stop_event: asyncio.Event, coroutine: Coroutine[Any, Any, T]
         await asyncio.gather(running, signal, return_exceptions=True)
 
 
-@contextlib.asynccontextmanager
-async def cancel_on_exit(task: "asyncio.Task[Any]") -> AsyncIterator[None]:
-    """Cancel a task at the end of the block, and wait for its end."""
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
 def run_in_daemon_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:
     """Run a function in a new daemon thread, which Python doesn't join at exit; return a future of its result."""
     future = Future[T]()

@@ -1,0 +1,278 @@
+"""Groups in progress while the trainer updates the policy, none older than `rl.max_staleness` when it is trained on.
+
+    prompts ──start──> in progress ──group──> waiting ──take, oldest first──> collect_batch ──> policy update
+                ▲                                                                                  │
+                └── if a step that may train on the group has a place left <──set_version(version)─┘
+
+The *age* of a group is the number of weight versions between its start and its training. It is bounded by construction.
+Sort the groups in progress and waiting by the version that they started with. After a step took its groups, the group
+at index i (from 0) has a place in a step within its age if
+
+    i < (version + max_staleness − step) * groups per step
+
+A group is started only if this holds for it, the newest. A step takes the oldest groups that have ended, and waits
+until it holds for all others (earliest deadline first). So a slow group delays only the last step that may train on it.
+With `rl.on_stale_group: drop` no step waits for it: it is cancelled after its last step, and its prompt is drawn again.
+
+Without `rl.streaming` the groups of a step start together, once those of the step before have ended.
+
+The tasks of groups wait for the engine and their tools; `take` and the task that starts groups wait for `_changed`,
+which the end of a group, `take` and `set_version` set. So there is no deadlock: `rl.max_queued_tokens` and
+`rl.max_groups_in_progress` never hold back all groups that the trainer waits for.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from saccade.config.schema import RlConfig
+from saccade.metrics.episode_metrics import count_tokens, has_usable_episode
+from saccade.training.prompt_sampler import PromptSampler
+from saccade.types import Episode, Group
+
+# Runs the group of a position, started with a version; the last argument receives finished episodes if it is cancelled.
+RunGroup = Callable[[int, int, Callable[[Episode], None]], Coroutine[Any, Any, Group]]
+# Takes prompts: returns their positions, those of surplus videos, and the advanced sampler.
+TakePrompts = Callable[[PromptSampler, int], tuple[Sequence[int], Sequence[int], PromptSampler]]
+_MAX_EPISODES_IN_PROGRESS = 512  # if `rl.max_groups_in_progress` is 0; sub-agents not counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingGroup:
+    """A group that has ended and that no step has trained on."""
+
+    position: int  # of its prompt
+    version: int  # of the weights when it was started
+    group: Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Started:
+    """A group in progress."""
+
+    version: int  # of the weights when it was started
+    task: asyncio.Task[Group]
+    discarded: list[Episode] = field(default_factory=list)  # its finished episodes if it is cancelled
+
+
+class GroupQueue:
+    """Groups for the steps `next_step` to `settings.steps` − 1 (from 0).
+
+    `run_group` runs a group; `take_prompts` takes the next prompts from a sampler. `groups` have ended already; those
+    that are too old are dropped, and their prompts drawn again. Nothing is started before the first `take`; `close`
+    cancels all that is in progress.
+    """
+
+    def __init__(
+        self,
+        run_group: RunGroup,
+        take_prompts: TakePrompts,
+        prompt_sampler: PromptSampler,
+        groups: Sequence[PendingGroup] = (),
+        *,
+        settings: RlConfig,
+        version: int,
+        next_step: int,
+    ) -> None:
+        self._run_group, self._take_prompts, self._settings = run_group, take_prompts, settings
+        self._version, self._step = version, next_step - 1  # the step that takes groups, or took them last
+        self.num_surplus_videos = 0  # since the last batch
+        self._num_needed = 0  # groups that this step waits for
+        self._num_per_step, _ = settings.selection.compute_launch_counts(settings.prompts_per_step)
+        max_groups = max(_MAX_EPISODES_IN_PROGRESS // settings.group_size, 1)
+        self._max_in_progress = settings.max_groups_in_progress or max_groups
+        self._semaphore = asyncio.Semaphore(self._max_in_progress)  # for groups that start together
+        self._num_spare = 0  # groups of the newest round that are cancelled once its others have ended
+        self._prompts = deque[int]()  # positions taken from the sampler, next to be started
+        self._in_progress: dict[int, _Started] = {}  # by position, like the others
+        self._taken: dict[int, PendingGroup] = {}  # for a batch that isn't complete
+        self._cancelled: dict[int, list[Episode]] = {}  # their finished episodes, since the last batch
+        self._stale_positions = list[int]()  # being cancelled
+        self._failure: BaseException | None = None
+        self._changed = asyncio.Event()
+        self._starter: asyncio.Task[None] | None = None
+        self._waiting = {pending.position: pending for pending in groups}
+        stale_positions = self._find_stale()
+        self._waiting = {pending.position: pending for pending in groups if pending.position not in stale_positions}
+        self._prompt_sampler = prompt_sampler.requeue(stale_positions)
+
+    @property
+    def state(self) -> tuple[PromptSampler, tuple[PendingGroup, ...]]:
+        """Return what a checkpoint saves: the groups that have ended, and a sampler that takes all others again first.
+
+        Groups of which every episode failed are begun again, too: their failure may be why the run stops.
+        """
+        ended = {**self._taken, **self._waiting}
+        usable = {position: pending for position, pending in ended.items() if has_usable_episode([pending.group])}
+        positions = {*self._prompts, *self._stale_positions, *self._in_progress, *ended} - usable.keys()
+        return self._prompt_sampler.requeue(positions), tuple(usable.values())
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return how many groups are in progress, and how many have ended and wait for a step."""
+        return {"groups/in_progress": float(len(self._in_progress)), "groups/waiting": float(len(self._waiting))}
+
+    async def take(self, step: int, count: int) -> dict[int, Group]:
+        """Wait for `count` groups for `step`; return them by position. Raises the exception of a group."""
+        self._step, self._num_needed = step, count
+        if self._starter is None:
+            self._starter = asyncio.create_task(self._keep_starting())
+            self._starter.add_done_callback(self._record_failure)
+        self._changed.set()
+        while (taken := self._choose(count)) is None:
+            if self._failure is not None:
+                raise self._failure
+            self._changed.clear()
+            await self._changed.wait()
+        self._num_needed = 0
+        self._taken |= taken
+        self._waiting = {position: pending for position, pending in self._waiting.items() if position not in taken}
+        return {position: taken[position].group for position in sorted(taken)}
+
+    async def cancel_stale(self) -> tuple[list[int], list[Episode]]:
+        """Cancel groups that are too old for the steps after this one; their prompts are drawn again.
+
+        Return the positions of all groups that were cancelled since the last call, and their finished episodes.
+        """
+        self._stale_positions = self._find_stale()
+        await self._cancel(self._stale_positions)
+        self._prompt_sampler, self._stale_positions = self._prompt_sampler.requeue(self._stale_positions), []
+        cancelled, self._cancelled = self._cancelled, {}
+        return [*cancelled], [episode for episodes in cancelled.values() for episode in episodes]
+
+    def complete_batch(self, requeued_positions: Iterable[int]) -> None:
+        """Forget the groups that the step has taken; draw the prompts of `requeued_positions` again first."""
+        self._taken.clear()
+        self.num_surplus_videos = 0
+        started_again = {*self._prompts, *self._in_progress, *self._waiting}  # cancelled ones
+        self._prompt_sampler = self._prompt_sampler.requeue({*requeued_positions} - started_again)
+
+    def set_version(self, version: int) -> None:
+        """Record that the engine has new weights."""
+        self._version = version
+        self._changed.set()
+
+    async def close(self) -> None:
+        """Cancel the groups in progress, and wait for their end."""
+        tasks = [*([self._starter] if self._starter else []), *(started.task for started in self._in_progress.values())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- ages ------------------------------------------------------------------------------------------------------
+
+    def _choose(self, count: int) -> dict[int, PendingGroup] | None:
+        """Return the oldest groups, None if there are fewer or the step has to wait for an older one."""
+        waiting = sorted(self._waiting.values(), key=lambda pending: (pending.version, pending.position))
+        chosen = {pending.position: pending for pending in waiting[:count]}
+        if len(chosen) < count:
+            return None
+        # A spare group that ended before it was cancelled may have no place, but nothing is won by waiting for it.
+        is_waiting = self._settings.on_stale_group == "wait"
+        has_to_wait = is_waiting and not self._in_progress.keys().isdisjoint(self._find_stale(without=chosen))
+        return None if has_to_wait else chosen
+
+    def _count_places(self, version: int) -> int:
+        """Return how many groups the steps after this one train on, up to the last one for a group of `version`."""
+        last_step = min(version + self._settings.max_staleness, self._settings.steps - 1)
+        return max(last_step - self._step, 0) * self._num_per_step
+
+    def _find_stale(self, without: Iterable[int] = ()) -> list[int]:
+        """Return the positions of groups that have no place in the steps after this one, the positions `without` aside.
+
+        Of groups that started with the same version, those that have ended are placed first.
+        """
+        groups: list[tuple[int, bool, int]] = [
+            *((pending.version, False, position) for position, pending in self._waiting.items()),
+            *((started.version, True, position) for position, started in self._in_progress.items()),
+        ]
+        num_placed, stale_positions, excluded = 0, list[int](), set(without)
+        for version, _, position in sorted(groups):
+            if position in excluded:
+                continue
+            if num_placed < self._count_places(version):
+                num_placed += 1
+            else:
+                stale_positions.append(position)
+        return stale_positions
+
+    # ---- starting --------------------------------------------------------------------------------------------------
+
+    async def _keep_starting(self) -> None:
+        while True:
+            self._changed.clear()
+            if self._num_spare and len(self._in_progress) <= self._num_spare:
+                self._num_spare = 0
+                await self._cancel([*self._in_progress])
+            for _ in range(self._count_startable()):
+                self._start_group()
+            await self._changed.wait()
+
+    def _count_startable(self) -> int:
+        """Return how many groups start now."""
+        if self._failure is not None:
+            return 0
+        settings, num_untrained = self._settings, len(self._waiting) + len(self._in_progress)
+        num_places = self._num_needed + self._count_places(self._version) - num_untrained
+        num_missing = max(self._num_needed - num_untrained, 0)
+        max_tokens = settings.max_queued_tokens
+        is_full = max_tokens and count_tokens(pending.group for pending in self._waiting.values()) >= max_tokens
+        if settings.streaming:
+            return min(num_missing if is_full else num_places, self._max_in_progress - len(self._in_progress))
+        num_required = num_missing or self._num_per_step
+        if self._in_progress or num_required > num_places or (is_full and not num_missing):
+            return 0
+        num_launched = settings.selection.compute_num_launched(num_required)
+        self._num_spare = num_launched - num_required
+        return num_launched
+
+    def _start_group(self) -> None:
+        if not self._prompts:
+            positions, surplus, self._prompt_sampler = self._take_prompts(self._prompt_sampler, self._num_per_step)
+            self._prompts += positions
+            self.num_surplus_videos += len(surplus)
+            if self._settings.selection.surplus == "requeue":
+                self._prompt_sampler = self._prompt_sampler.requeue(surplus)
+        position, version, discarded = self._prompts.popleft(), self._version, list[Episode]()
+        task = asyncio.create_task(self._run(position, version, discarded))
+        self._in_progress[position] = _Started(version=version, task=task, discarded=discarded)
+        task.add_done_callback(partial(self._finish_group, position))
+
+    async def _run(self, position: int, version: int, discarded: list[Episode]) -> Group:
+        async with self._semaphore:
+            return await self._run_group(position, version, discarded.append)
+
+    def _finish_group(self, position: int, task: asyncio.Task[Group]) -> None:
+        started = self._in_progress.pop(position, None)  # None if the group was cancelled
+        self._record_failure(task)
+        if started is not None and not task.cancelled() and task.exception() is None:
+            self._waiting[position] = PendingGroup(position=position, version=started.version, group=task.result())
+        self._changed.set()
+
+    def _record_failure(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled():
+            self._failure = self._failure or task.exception()
+            self._changed.set()
+
+    async def _cancel(self, positions: Iterable[int]) -> None:
+        """Cancel groups, or drop them if they have ended."""
+        ended, started_by_position = list[PendingGroup](), dict[int, _Started]()
+        for position in positions:
+            if position in self._waiting:
+                ended.append(self._waiting.pop(position))
+            else:
+                started_by_position[position] = self._in_progress.pop(position)
+                started_by_position[position].task.cancel()
+        await asyncio.gather(*(started.task for started in started_by_position.values()), return_exceptions=True)
+        self._cancelled |= {pending.position: _list_episodes(pending.group) for pending in ended}
+        for position, started in started_by_position.items():
+            has_ended = not started.task.cancelled() and started.task.exception() is None
+            self._cancelled[position] = _list_episodes(started.task.result()) if has_ended else started.discarded
+        self._changed.set()
+
+
+def _list_episodes(group: Group) -> list[Episode]:
+    return [scored.episode for scored in group.members] + [ungraded.episode for ungraded in group.ungraded]

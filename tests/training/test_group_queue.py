@@ -1,0 +1,314 @@
+"""The group queue: ages, each prompt once, groups that are too slow, resuming, failures, and no task left running."""
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+from error_cases import raises
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saccade.config.schema import RlConfig
+from saccade.errors import ConfigError
+from saccade.ledger import Ledger
+from saccade.training.group_queue import GroupQueue
+from saccade.training.prompt_sampler import PromptSampler
+from saccade.types import AnswerType, Episode, EpisodeStatus, Group, Score, ScoredEpisode, Task
+
+WAIT_LIMIT = 300.0  # seconds, of a wait that should end at once
+
+
+def build_group(position, status=EpisodeStatus.ANSWERED):
+    task = Task(id=str(position), question="?", media=(), ground_truth="", answer_type=AnswerType.OPEN)
+    episode = Episode(
+        task=task, environment="", ledger=Ledger().observe((1,) * (1 + position % 3)), turns=(), status=status
+    )
+    return Group(task=task, episodes=(ScoredEpisode(episode=episode, score=Score(value=0.0)),))
+
+
+class Rollouts:
+    """Runs each group for `num_yields(position)` iterations of the event loop; records how groups started and ended."""
+
+    def __init__(self, num_yields=lambda position: 1, fail_at=None):
+        self.num_yields, self.fail_at = num_yields, fail_at
+        self.version_by_position, self.num_running, self.most_running, self.cancelled = {}, 0, 0, []
+        self.ended = set()
+
+    async def run_group(self, position, version, on_discarded):
+        self.version_by_position[position] = version
+        self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
+        try:
+            for _ in range(self.num_yields(position)):
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.cancelled.append(position)
+            raise
+        finally:
+            self.num_running -= 1
+        if position == self.fail_at:
+            raise ConfigError("the environment failed", key="environment.name", value="broken")
+        self.ended.add(position)
+        return build_group(position)
+
+
+def take_prompts(prompt_sampler, count):
+    positions, prompt_sampler = prompt_sampler.take(count)
+    return positions, (), prompt_sampler
+
+
+def build_queue(rollouts, config, *, state=None, step=0):
+    state = state or (PromptSampler(), ())
+    return GroupQueue(rollouts.run_group, take_prompts, *state, settings=config, version=step, next_step=step)
+
+
+async def train(queue, config, *, step=0, end_step=None, between=lambda: 0, on_step=lambda step, positions: None):
+    """Take the groups of all steps, as `collect_batch` does; `between` returns a number of event loop iterations."""
+    for number in range(step, config.steps if end_step is None else end_step):
+        positions = [*await asyncio.wait_for(queue.take(number, config.prompts_per_step), WAIT_LIMIT)]
+        await queue.cancel_stale()
+        queue.complete_batch(())
+        on_step(number, positions)
+        for _ in range(between()):  # the policy update
+            await asyncio.sleep(0)
+        queue.set_version(number + 1)
+
+
+CONFIGS = st.builds(
+    lambda kind, **values: RlConfig(**kind, **values),
+    st.sampled_from(
+        [{}, {"selection": {"over_provision": 1.5}}, {"streaming": True}, {"streaming": True, "on_stale_group": "drop"}]
+    ),
+    steps=st.integers(1, 8),
+    prompts_per_step=st.integers(1, 4),
+    max_staleness=st.integers(1, 4),
+    max_groups_in_progress=st.integers(0, 6),
+    max_queued_tokens=st.integers(0, 9),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(CONFIGS, st.integers(0, 2**32))
+def test_ages_are_bounded_and_no_prompt_is_lost_or_repeated(config, seed):
+    """Over random schedules, with a kill at a random point after which the run resumes from its last checkpoint."""
+    rng, trained = random.Random(seed), {}  # step -> positions
+    checkpoints = [(0, (PromptSampler(), ()))]
+    is_dropping = config.on_stale_group == "drop" or config.selection.over_provision > 1
+
+    def check_state(queue, finished):
+        sampler, groups = queue.state
+        pending = [group.position for group in groups]
+        known = Counter([*sampler.requeued_positions, *pending, *(p for step in finished for p in trained[step])])
+        assert not known or max(known.values()) == 1
+        if config.selection.over_provision == 1:
+            assert known.keys() == set(range(sampler.next_position))
+        return sampler, groups
+
+    async def run(step, state, num_iterations):
+        rollouts = Rollouts(lambda position: 40 if rng.random() < 0.15 else rng.randrange(6))
+        queue = build_queue(rollouts, config, state=state, step=step)
+
+        def end_step(number, positions):
+            versions = {**rollouts.version_by_position, **{group.position: group.version for group in state[1]}}
+            for position in positions:
+                version = rollouts.version_by_position.get(position, versions[position])
+                assert 0 <= number - version <= config.max_staleness
+            assert len(positions) == config.prompts_per_step
+            trained[number] = positions
+            checkpoints.append((number + 1, check_state(queue, range(number + 1))))
+
+        training = asyncio.ensure_future(
+            train(queue, config, step=step, between=lambda: rng.randrange(12), on_step=end_step)
+        )
+        ended = [set(), set(), set()]  # of the last iterations: the queue has a group one or two after its end
+        for _ in range(num_iterations):
+            ended = [*ended[1:], {*rollouts.ended}]
+            await asyncio.sleep(0)
+            if training.done():
+                break
+            finished = range(checkpoints[-1][0])
+            _, groups = check_state(queue, finished)  # at every moment no group that has ended is lost
+            if not is_dropping:
+                trained_positions = {position for number in finished for position in trained[number]}
+                assert ended[0] - trained_positions <= {group.position for group in groups}
+        else:
+            training.cancel()
+        await asyncio.gather(training, return_exceptions=True)
+        await queue.close()
+        if training.done() and not training.cancelled():
+            training.result()
+        assert rollouts.num_running == 0
+        limit = config.max_groups_in_progress
+        assert not limit or rollouts.most_running <= limit
+        return training.done() and not training.cancelled()
+
+    asyncio.run(run(0, (PromptSampler(), ()), rng.randrange(1, 200)))
+    step, state = checkpoints[rng.randrange(len(checkpoints))]  # a run may save more rarely than every step
+    del checkpoints[1:]
+    checkpoints[0] = (step, state)
+    trained = {number: positions for number, positions in trained.items() if number < step}
+    assert asyncio.run(run(step, state, 20_000))
+    assert sorted(trained) == list(range(config.steps))
+    positions = [position for step_positions in trained.values() for position in step_positions]
+    assert len(set(positions)) == len(positions)
+    if not is_dropping:  # nothing was started that no step trains on
+        assert sorted(positions) == list(range(config.steps * config.prompts_per_step))
+
+
+def test_a_slow_group_is_passed_over_until_its_last_step():
+    """Position 0 ends after the others of three steps, so the third step, the last one that may train on it, waits."""
+    taken, may_end = [], asyncio.Event()
+
+    class SlowFirst(Rollouts):
+        async def run_group(self, position, version, on_discarded):
+            if position == 0:
+                await may_end.wait()
+            return await super().run_group(position, version, on_discarded)
+
+    async def run():
+        config = RlConfig(steps=6, prompts_per_step=2, max_staleness=2, streaming=True, max_groups_in_progress=3)
+        queue = build_queue(SlowFirst(), config)
+        task = asyncio.create_task(train(queue, config, on_step=lambda step, positions: taken.append(positions)))
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert len(taken) == 2
+        may_end.set()
+        await task
+        await queue.close()
+
+    asyncio.run(run())
+    assert 0 in taken[2]
+    assert sorted(position for positions in taken for position in positions) == list(range(12))
+
+
+def test_a_group_that_is_too_slow_is_dropped_and_its_prompt_drawn_again():
+    taken, num_runs = [], Counter()
+
+    class StuckFirst(Rollouts):
+        async def run_group(self, position, version, on_discarded):
+            num_runs[position] += 1
+            if position == 0 and num_runs[0] == 1:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    on_discarded(build_group(0).episodes[0].episode)
+                    raise
+            return await super().run_group(position, version, on_discarded)
+
+    async def run():
+        config = RlConfig(
+            steps=8,
+            prompts_per_step=2,
+            max_staleness=1,
+            streaming=True,
+            on_stale_group="drop",
+            max_groups_in_progress=3,
+        )
+        queue = build_queue(StuckFirst(), config)
+        cancelled = []
+        for step in range(config.steps):
+            taken.append([*await asyncio.wait_for(queue.take(step, 2), WAIT_LIMIT)])
+            cancelled.append(await queue.cancel_stale())
+            queue.complete_batch(())
+            queue.set_version(step + 1)
+        await queue.close()
+        return cancelled
+
+    cancelled = asyncio.run(run())
+    assert [(positions, len(episodes)) for positions, episodes in cancelled if positions] == [([0], 1)]
+    assert [positions for positions, _ in cancelled].index([0]) == 1
+    assert num_runs[0] == 2
+    assert any(0 in positions for positions in taken[2:])
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_a_failure_is_raised_and_no_task_is_left(is_streaming):
+    config = RlConfig(steps=9, prompts_per_step=2, max_staleness=2, streaming=is_streaming)
+    rollouts = Rollouts(lambda position: 10**6 if position == 6 else 1, fail_at=5)
+
+    async def run():
+        queue = build_queue(rollouts, config)
+        try:
+            await train(queue, config)
+        finally:
+            await queue.close()
+            assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+    with raises(ConfigError, key="environment.name", value="broken"):
+        asyncio.run(run())
+    assert rollouts.num_running == 0
+
+
+def test_groups_that_failed_are_begun_again_when_a_run_resumes():
+    class Failing(Rollouts):
+        async def run_group(self, position, version, on_discarded):
+            status = EpisodeStatus.ABORTED if position == 1 else EpisodeStatus.ANSWERED
+            return build_group(position, status)
+
+    async def run():
+        queue = build_queue(Failing(), RlConfig(steps=9, prompts_per_step=2, max_staleness=1, streaming=True))
+        await asyncio.wait_for(queue.take(0, 2), WAIT_LIMIT)
+        state = queue.state  # before the batch is complete
+        await queue.close()
+        return state
+
+    sampler, groups = asyncio.run(run())
+    assert 1 in sampler.requeued_positions
+    assert 0 in {pending.position for pending in groups}
+
+
+def test_a_resumed_run_drops_groups_that_are_too_old():
+    async def run():
+        config = RlConfig(steps=9, prompts_per_step=1, max_staleness=3, streaming=True)
+        queue = build_queue(Rollouts(), config)
+        await train(queue, config, end_step=2, between=lambda: 20)
+        state = queue.state
+        await queue.close()
+        stricter = config.model_copy(update={"max_staleness": 1})
+        return state, build_queue(Rollouts(), stricter, state=state, step=2).state
+
+    (sampler, groups), (stricter_sampler, kept_groups) = asyncio.run(run())
+    assert len(groups) > len(kept_groups) > 0
+    assert all(pending.version >= 1 for pending in kept_groups)
+    dropped = {pending.position for pending in groups} - {pending.position for pending in kept_groups}
+    assert dropped <= {*stricter_sampler.requeued_positions}
+    assert stricter_sampler.next_position == sampler.next_position
+
+
+def test_without_streaming_groups_start_together():
+    """The groups of the next step start once the last group of this one has ended."""
+    started = []
+
+    class Recording(Rollouts):
+        async def run_group(self, position, version, on_discarded):
+            started.append((position, frozenset(self.ended)))
+            return await super().run_group(position, version, on_discarded)
+
+    async def run():
+        config = RlConfig(steps=4, prompts_per_step=3, max_staleness=2)
+        rng = random.Random(0)
+        queue = build_queue(Recording(lambda position: rng.randrange(1, 9)), config)
+        taken = []
+        await train(queue, config, between=lambda: 5, on_step=lambda step, positions: taken.append(positions))
+        await queue.close()
+        return taken
+
+    assert asyncio.run(run()) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    assert all(ended == frozenset(range(position - position % 3)) for position, ended in started)
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"streaming": True}, "rl.streaming"),
+        ({"on_stale_group": "drop", "max_staleness": 1}, "rl.on_stale_group"),
+        (
+            {"streaming": True, "max_staleness": 1, "selection": {"over_provision": 1.5}},
+            "rl.selection.over_provision",
+        ),
+    ],
+)
+def test_settings_that_contradict_streaming_are_refused(values, key):
+    with raises(ConfigError, key=key):
+        RlConfig(**values)
