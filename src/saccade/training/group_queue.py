@@ -181,7 +181,7 @@ class GroupQueue:
         return max(last_step - self._step, 0) * self._num_per_step
 
     def _find_stale(self, without: Iterable[int] = ()) -> list[int]:
-        """Return the positions of groups that have no place in the steps after this one, except the positions `without`.
+        """Return the positions of groups without a place in the steps after this one; ignore the positions `without`.
 
         Of groups that started with the same version, those that have ended are placed first.
         """
