@@ -475,7 +475,7 @@ def test_impossible_settings_are_errors(tmp_path, changes, key, value):
     ("overrides", "key", "value"),
     [
         (["synthetic.image.image_size=640"], "synthetic.media", "video"),
-        (["synthetic.media=image", "synthetic.haystack=clips"], "synthetic.haystack", "clips"),
+        (["synthetic.media=image", "synthetic.haystack=/clips"], "synthetic.haystack", "/clips"),
         (["synthetic.media=picture"], "synthetic.media", "picture"),
         (["synthetic.media=image", "synthetic.image.pixel=64"], "synthetic.image.pixel", 64),
     ],
