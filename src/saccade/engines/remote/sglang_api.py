@@ -26,6 +26,7 @@ from saccade.types import SamplingParams
 
 GENERATE_PATH = "/generate"
 KEEPS_IMAGES = False
+TEXT_PATHS: Collection[str] = ()
 _LOAD_PATH = "/update_weights_from_disk"
 _VERSION_HINT = "use SGLang 0.5.23 or newer"
 _WEIGHT_UPDATE_PATHS = ("/pause_generation", _LOAD_PATH, "/continue_generation")

@@ -31,7 +31,8 @@ from saccade.protocols import Renderer
 GENERATE_PATH = "/inference/v1/generate"
 KEEPS_IMAGES = True  # until its cache of images is full or reset; then it refuses a request without the data
 _INIT_PATH = "/init_weight_transfer_engine"
-LOAD_ADAPTER_PATH = "/v1/load_lora_adapter"
+LOAD_ADAPTER_PATH, _UNLOAD_ADAPTER_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+TEXT_PATHS: Collection[str] = (LOAD_ADAPTER_PATH, _UNLOAD_ADAPTER_PATH)
 _DEV_MODE_HINT = "start it with VLLM_SERVER_DEV_MODE=1 in its environment, as `saccade serve` does"
 MESSAGES = ServerMessages(
     name="vLLM",
@@ -152,7 +153,7 @@ async def load_adapter(server: Server, folder: Path, label: str, in_flight: InFl
 
 async def _unload_adapter(server: Server, name: str) -> None:
     with contextlib.suppress(EngineError):  # it has none of this name
-        await server.post_again("/v1/unload_lora_adapter", {"lora_name": name})
+        await server.post_again(_UNLOAD_ADAPTER_PATH, {"lora_name": name})
 
 
 async def finish_update(server: Server, in_flight: InFlightPolicy) -> None:
