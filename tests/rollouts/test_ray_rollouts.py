@@ -206,10 +206,12 @@ def test_a_group_that_kills_its_workers_ends_the_run(cluster, tiny_folder, tasks
         run_on_ray(recipe, tmp_path, tasks[:1], cluster.address, ray=settings)
 
 
-def test_engines_with_the_trainers_weights_are_refused(tiny_folder, monkeypatch):
+def test_engines_that_workers_can_not_sample_from_are_refused(tiny_folder, monkeypatch):
     recipe = load_recipe("tiny/pyvision_image", [f"model.path={tiny_folder}", "rollouts.launcher=ray"])
     with raises(ConfigError, key="rollouts.launcher", value="local"):
         check_launcher(recipe)
+    with raises(ConfigError, key="engine.settings.lora", value="adapters"):
+        check_launcher(recipe.with_values({"engine.name": "vllm", "engine.settings": {"lora": "adapters"}}))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with raises(ConfigError, key="rollouts.launcher", value="ray"):
         check_launcher(recipe.with_values({"engine.name": "vllm"}))

@@ -84,6 +84,13 @@ def check_launcher(recipe: Recipe) -> None:
             key="rollouts.launcher",
             value=recipe.engine.name,
         )
+    if recipe.engine.settings.get("lora") == "adapters":
+        raise ConfigError(
+            "rollouts.launcher=ray can't sample from adapters: its workers don't know which adapter a server has. Set "
+            "engine.settings.lora=merged or rollouts.launcher=local",
+            key="engine.settings.lora",
+            value="adapters",
+        )
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
             "rollouts.launcher=ray needs the package ray; install it: pip install 'saccade[ray]'",
