@@ -39,7 +39,8 @@ async def run_in_thread(function: Callable[[CheckCancelled], T], description: st
     """Return the function's result; `description` names it in the log.
 
     The function must call its argument regularly, as long as it has changed nothing. If the caller is cancelled, and
-    the function finishes nevertheless, its result is returned and the caller is cancelled at its next await.
+    the function finishes nevertheless, its result is returned and the caller is cancelled at its next await. If it
+    fails then, its error is logged.
     """
     is_cancelled = threading.Event()
 
@@ -58,7 +59,9 @@ async def run_in_thread(function: Callable[[CheckCancelled], T], description: st
         except asyncio.CancelledError:
             future.add_done_callback(lambda done: done.cancelled() or done.exception())  # or asyncio logs it
             raise Abandoned from None
-        if isinstance(future.exception(), Cancelled):
+        if (error := future.exception()) is not None:
+            if not isinstance(error, Cancelled):
+                _logger.warning("Stopping: %s failed: %s", description, error)
             raise
         if (task := asyncio.current_task()) is not None:
             # Once, since `asyncio.run` counts: it reports a Ctrl-C only if it was the only cancellation.

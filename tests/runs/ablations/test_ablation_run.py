@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from ablation_cases import SET, SMALL
 from commands import bad, fail, good, run
 from polling import block_until
@@ -39,6 +40,10 @@ def first(path, folder):
     return run("ablate", path, *SMALL, "--seeds", 2, "--out", folder)
 
 
+def read_yaml(file):
+    return yaml.safe_load(file.read_text())
+
+
 def numbers(folder):
     return json.loads((folder / "results.json").read_text())["tables"]
 
@@ -58,11 +63,13 @@ def test_variants_share_dataset_weights_and_tasks(folder):
     for seed in (0, 1):
         runs = {arm: Run.open(folder / f"seed-{seed}/one/{arm}") for arm in ("plain", "hot")}
         recipes = [run.recipe for run in runs.values()]
-        assert recipes[0].model.path == recipes[1].model.path == "../../initial_checkpoints/usual/sft/step-000004"
+        stored = [read_yaml(run.path / "recipe.yaml")["model"]["path"] for run in runs.values()]
+        assert stored[0] == stored[1] == "../../initial_checkpoints/usual/sft/step-000004"
+        assert recipes[0].model.path == recipes[1].model.path
         assert recipes[0].data == recipes[1].data
         assert recipes[0].seed == seed
-        other = Run.open(folder / f"seed-{seed}/two/stuck").recipe
-        assert other.model.path == "../../initial_checkpoints/other/sft/step-000002"
+        other = read_yaml(folder / f"seed-{seed}/two/stuck/recipe.yaml")
+        assert other["model"]["path"] == "../../initial_checkpoints/other/sft/step-000002"
         facts = [json.loads((folder / f"seed-{seed}/one/{arm}/results.json").read_text()) for arm in runs]
         assert facts[0]["greedy"]["task"] == facts[1]["greedy"]["task"] == facts[0]["tools_off"]["task"]
         assert facts[0]["greedy"]["frame_budget"] == facts[1]["greedy"]["frame_budget"]
