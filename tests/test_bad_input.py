@@ -167,7 +167,7 @@ def test_an_evaluation_of_videos_that_are_none(run_copy):
     [
         (["--tasks", "{}/none.jsonl"], DataError, "{}/none.jsonl"),
         (["--tasks", "{}/run/recipe.yaml"], DataError, "{}/run/recipe.yaml"),
-        (["--model", "{}/none"], ModelError, "{}/none/config.json"),
+        (["--model", "{}/none"], ModelError, "{}/none"),
         (["evaluation.limits=3"], ConfigError, "evaluation.limits"),
         (["--name", ""], DataError, "name"),
     ],

@@ -29,7 +29,11 @@ def run(monkeypatch, tmp_path):
 
     yield call
     torch.set_num_threads(threads)
-    for name in [name for name, module in sys.modules.items() if str(FOLDER) in str(vars(module).get("__file__"))]:
+    for name in [
+        name
+        for name, module in sys.modules.items()
+        if str(FOLDER) in str(getattr(module, "__dict__", {}).get("__file__"))
+    ]:
         del sys.modules[name]
 
 

@@ -42,7 +42,7 @@ def test_absolute_paths_stay(folder):
     assert load_tasks(folder / "tasks.jsonl")[0].media[0].path == absolute
 
 
-def test_media_root_is_the_folder_of_relative_paths(folder, tmp_path):
+def test_media_root_is_the_folder_of_relative_paths(folder, tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     demo = Demonstration(task=task(), frame_budget=4, replies=("<answer>red</answer>",))
     write_items(tmp_path / "run" / "tasks.jsonl", [task()])
@@ -52,7 +52,8 @@ def test_media_root_is_the_folder_of_relative_paths(folder, tmp_path):
     (loaded,) = load_tasks(tmp_path / "run" / "tasks.jsonl", media_root=folder)
     (loaded_demo,) = load_demonstrations(tmp_path / "run" / "demonstrations.jsonl", media_root=folder)
     assert loaded.media == loaded_demo.task.media == (Media(path=str(folder / "clips" / "a.mp4")),)
-    for media_root in (str(folder), ".."):  # a relative one starts at the run folder
+    monkeypatch.chdir(tmp_path / "run")
+    for media_root in (str(folder), ".."):  # a relative one starts where the command is run
         recipe = load_recipe("tiny/base", ["data.train=tasks.jsonl", f"data.media_root={media_root}"])
         (loaded,) = pipeline.load_training_tasks(tmp_path / "run", recipe)
         assert loaded.digest == task().digest

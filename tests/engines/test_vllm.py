@@ -508,8 +508,8 @@ def test_drain_updates_weights_between_replies(vllm_server, backbone):
         while not engine._pool.servers[0].num_in_flight:
             await asyncio.sleep(0.01)
         update = asyncio.create_task(engine.sync_weights(backbone, 2))
-        await asyncio.sleep(0)
-        assert not before.done()
+        while engine._pool._accepting_requests.is_set():  # until the weights are copied
+            await asyncio.sleep(0)
         after = asyncio.create_task(engine.generate(GenerationRequest(prompt(renderer, "What?"), long)))
         reply = await asyncio.gather(before, update, after)
         await engine.close()

@@ -108,7 +108,7 @@ def compute_checkpoint_digest(folder: Path) -> str:
     It is independent of the folder's name, and reads the weights once per process (about a second per gigabyte). Raises
     ModelError if they can't be read.
     """
-    with convert_errors(ModelError, f"{folder} can't be read as a model"):
+    with convert_errors(ModelError, f"{folder} can't be read as a model", key=str(folder)):
         paths = (path for path in sorted(folder.iterdir()) if path.suffix in HASHED_SUFFIXES)
         return compute_digest([(path.name, _hash_file(path)) for path in paths if path.name not in IGNORED_FILES])
 

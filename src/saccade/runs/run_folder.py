@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.config.load import dump_recipe, load_recipe, read_yaml
-from saccade.config.paths import list_plugin_files, relativize_paths
+from saccade.config.paths import list_plugin_files, relativize_paths, resolve_paths
 from saccade.config.schema import Recipe
 from saccade.errors import DataError, RunError, convert_errors
 from saccade.metrics.metric_log import read_metric_rows
@@ -111,7 +111,7 @@ class Run:
         """
         differences = {}
         before, now = (
-            relativize_paths(recipe.model_dump(mode="json"), self.path)
+            relativize_paths(resolve_paths(recipe.model_dump(mode="json"), self.path.resolve()), self.path)
             for recipe in (Run.open(self.path).recipe, self.recipe)
         )
         for key, old, new in _iterate_differences(before, now, ""):

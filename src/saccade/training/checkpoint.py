@@ -125,6 +125,8 @@ def log_failure(cause: BaseException) -> Iterator[None]:
     try:
         yield
     except SaccadeError as error:
+        if str(error) == str(cause):  # the checkpoint itself is what failed
+            return
         if isinstance(cause, SaccadeError):
             _logger.warning("The last steps are lost: %s", error)
         else:  # Ctrl-C
