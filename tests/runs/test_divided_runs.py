@@ -68,7 +68,7 @@ def read_steps(run, stage):
     return [row["step"] for row in rows if row["stage"] == stage]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_rl_after_sft_samples_from_the_divided_weights(folder):
     model = ("--model", folder / "model", "--data", folder / "data", "--out", folder / "rl", "--stage", "sft,rl")
     steps = ("sft.steps=1", "rl.steps=2", "rl.save_every=1", "rl.kl.loss_coef=0.1")
@@ -81,7 +81,7 @@ def test_rl_after_sft_samples_from_the_divided_weights(folder):
     assert find_newest_checkpoint(folder / "rl" / "rl").step == 2
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the rank in /proc")
 def test_a_killed_rank_ends_the_job_with_one_sentence(folder):
     program = [sys.executable, "-m", "saccade"]

@@ -76,7 +76,7 @@ def prepared(workspace, tmp_path_factory):
     return workspace, samples, work
 
 
-SHAPES = [(1, 2), pytest.param((1, 4), marks=pytest.mark.soak), pytest.param((2, 2), marks=pytest.mark.soak)]
+SHAPES = [(1, 2), (1, 4), (2, 2)]
 
 
 @pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: "x".join(map(str, shape)))
@@ -89,7 +89,7 @@ def trained(request, prepared, tmp_path_factory):
     return workspace, samples, out, num_nodes * num_processes
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("name", CASES)
 def test_several_processes_train_like_one(trained, tmp_path, name):
     workspace, samples, out, _ = trained
@@ -109,7 +109,7 @@ def test_several_processes_train_like_one(trained, tmp_path, name):
     assert distance <= 10 * case.tolerance * torch.stack([value.norm() for value in ours.values()]).norm()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("stage", ["sft", "rl"])
 def test_ranks_have_different_numbers_of_micro_batches(trained, stage):
     *_, out, num_ranks = trained
@@ -123,7 +123,7 @@ def test_ranks_have_different_numbers_of_micro_batches(trained, stage):
     assert any(count % num_ranks for count in counts)  # the last ranks had an empty one, without images
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(trained):
     *_, out, _ = trained
     whole, resumed = (divided_cases.read_weights(out / name / "step-000006") for name in ("whole", "resumed"))
@@ -131,7 +131,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(trained):
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_order_that_rank_0_aborts_leaves_the_others_ready(trained):
     *_, out, _ = trained
     aborted = json.loads((out / "aborted.json").read_text())
@@ -141,7 +141,7 @@ def test_an_order_that_rank_0_aborts_leaves_the_others_ready(trained):
         assert aborted["rows"][0][metric] == pytest.approx(result["rows"][0][metric], rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_failure_of_another_rank_is_one_sentence_on_rank_0(prepared, tmp_path):
     *_, work = prepared
     run_processes("fail", work, tmp_path, returncode=1)
