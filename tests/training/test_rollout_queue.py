@@ -14,9 +14,11 @@ from saccade.errors import ConfigError
 from saccade.protocols import Done, Environment, Observation
 from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.training import checkpoint, policy_update, rl
+from saccade.training.distributed.backbone import create_optimizer
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.training.rollout_batch import RolloutBatch
 from saccade.training.rollout_queue import RolloutQueue
+from saccade.training.validation import ValidationSchedule
 from saccade.types import EpisodeStatus, Message
 
 
@@ -169,10 +171,14 @@ def test_episodes_in_progress_continue_or_restart_on_a_weight_update(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_weight_update", ["continue", "restart"])
-def test_weight_syncs_do_not_count_towards_the_timeout(workspace, on_weight_update):
-    """A sync takes longer than the timeout of an episode in progress."""
-    components = load_overlapped(workspace, "sampling.episode_timeout=5", f"rl.on_weight_update={on_weight_update}")
+@pytest.mark.parametrize("work", ["sync continue", "sync restart", "save", "update"])
+def test_the_work_of_the_trainer_does_not_count_towards_the_timeout(workspace, tmp_path, monkeypatch, work):
+    """A sync, or an update in the main thread, takes longer than the timeout of an episode in progress; a save in a
+    thread, during which virtual time jumps to every timer, as well.
+    """
+    on_weight_update = "restart" if work == "sync restart" else "continue"
+    overrides = ("sampling.episode_timeout=5", "rl.max_staleness=0", f"rl.on_weight_update={on_weight_update}")
+    components = load_overlapped(workspace, *overrides)
 
     class SlowSyncEngine(RecordingEngine):
         async def sync_weights(self, source, version):
@@ -189,12 +195,31 @@ def test_weight_syncs_do_not_count_towards_the_timeout(workspace, on_weight_upda
         async def step(self, reply, ctx):
             return Done(status=EpisodeStatus.ANSWERED)
 
+    async def do_work(restart_on_update):
+        settings = components.recipe.rl
+        optimizer = create_optimizer(components.backbone, settings.optim, settings.steps)
+        if work == "update":
+            loop = asyncio.get_running_loop()
+            monkeypatch.setattr(rl, "update_policy", lambda *arguments: loop.advance(5.5))
+            await rl.run_policy_update(components, [], optimizer, None)
+        elif work == "save":
+            state = rl.TrainerState(
+                num_finished_steps=1,
+                prompt_sampler=PromptSampler(),
+                pending_batches=(),
+                initial_weights_folder=str(workspace.root / "model"),
+            )
+            await rl.save_trainer_state(tmp_path, components, optimizer, state, ValidationSchedule())
+            assert checkpoint.find_newest_checkpoint(tmp_path).step == 1
+        else:
+            await rl.update_engine_weights(components, 1, restart_on_update)
+
     async def run():
         restart_on_update = RestartOnUpdate()
         context = components.build_context(seed=1)
         rollout = asyncio.create_task(restart_on_update.run_episode(workspace.tasks[0], WaitingEnvironment, context))
         await asyncio.sleep(0)
-        await rl.update_engine_weights(components, 1, restart_on_update)
+        await do_work(restart_on_update)
         assert not rollout.done()
         may_finish.set()
         return await rollout

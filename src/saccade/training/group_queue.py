@@ -94,9 +94,12 @@ class GroupQueue:
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
         self._starter: asyncio.Task[None] | None = None
-        self._waiting = {pending.position: pending for pending in groups}
+        self._waiting, self._num_waiting_tokens = dict[int, PendingGroup](), 0
+        for pending in groups:
+            self._add_waiting(pending)
         stale_positions = self._find_stale()
-        self._waiting = {pending.position: pending for pending in groups if pending.position not in stale_positions}
+        for position in stale_positions:
+            self._remove_waiting(position)
         self._prompt_sampler = prompt_sampler.requeue(stale_positions)
 
     @property
@@ -128,8 +131,7 @@ class GroupQueue:
             self._changed.clear()
             await self._changed.wait()
         self._num_needed = 0
-        self._taken |= taken
-        self._waiting = {position: pending for position, pending in self._waiting.items() if position not in taken}
+        self._taken |= {position: self._remove_waiting(position) for position in taken}
         return {position: taken[position].group for position in sorted(taken)}
 
     async def cancel_stale(self) -> tuple[list[int], list[Episode]]:
@@ -219,7 +221,7 @@ class GroupQueue:
         num_places = self._num_needed + self._count_places(self._version) - num_untrained
         num_missing = max(self._num_needed - num_untrained, 0)
         max_tokens = settings.max_queued_tokens
-        is_full = max_tokens and count_tokens(pending.group for pending in self._waiting.values()) >= max_tokens
+        is_full = max_tokens and self._num_waiting_tokens >= max_tokens
         if settings.streaming:
             return min(num_missing if is_full else num_places, self._max_in_progress - len(self._in_progress))
         num_required = num_missing or self._num_per_step
@@ -249,7 +251,7 @@ class GroupQueue:
         started = self._in_progress.pop(position, None)  # None if the group was cancelled
         self._record_failure(task)
         if started is not None and not task.cancelled() and task.exception() is None:
-            self._waiting[position] = PendingGroup(position=position, version=started.version, group=task.result())
+            self._add_waiting(PendingGroup(position=position, version=started.version, group=task.result()))
         self._changed.set()
 
     def _record_failure(self, task: asyncio.Task[Any]) -> None:
@@ -257,12 +259,21 @@ class GroupQueue:
             self._failure = self._failure or task.exception()
             self._changed.set()
 
+    def _add_waiting(self, pending: PendingGroup) -> None:
+        self._waiting[pending.position] = pending
+        self._num_waiting_tokens += count_tokens([pending.group])
+
+    def _remove_waiting(self, position: int) -> PendingGroup:
+        pending = self._waiting.pop(position)
+        self._num_waiting_tokens -= count_tokens([pending.group])
+        return pending
+
     async def _cancel(self, positions: Iterable[int]) -> None:
         """Cancel groups, or drop them if they have ended."""
         ended, started_by_position = list[PendingGroup](), dict[int, _Started]()
         for position in positions:
             if position in self._waiting:
-                ended.append(self._waiting.pop(position))
+                ended.append(self._remove_waiting(position))
             else:
                 started_by_position[position] = self._in_progress.pop(position)
                 started_by_position[position].task.cancel()

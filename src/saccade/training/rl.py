@@ -195,7 +195,8 @@ async def run_policy_update(
 
     if components.recipe.rl.max_staleness:
         return await run_in_thread(update, "the policy update")
-    with defer_interrupt("the policy update"):
+    # A validation on servers may run beside it, whose episodes make no progress while the event loop is blocked.
+    with components.clock.pause(), defer_interrupt("the policy update"):
         return update(lambda: None)
 
 
@@ -365,7 +366,10 @@ async def save_trainer_state(
     state: TrainerState,
     validation: ValidationSchedule,
 ) -> None:
-    """Write a checkpoint of the run in a thread, while rollouts continue; return when it is on the disk."""
+    """Write a checkpoint of the run in a thread, while rollouts continue; return when it is on the disk.
+
+    The clock of the episodes in progress is paused: they share the process with the thread.
+    """
     run = folder.resolve().parent  # paths inside it are stored relative, so that the run can be moved
     initial_weights = relativize_path(folder.resolve(), state.initial_weights_folder, run)
     policy = components.recipe.rl.checkpoints
@@ -380,19 +384,20 @@ async def save_trainer_state(
             part_folder / PENDING_GROUPS, [map_media_paths(group, relativize) for group in state.pending_groups]
         )
 
-    await run_in_thread(
-        lambda _: checkpoint.save_checkpoint(
-            folder,
-            step=state.num_finished_steps,
-            backbone=components.backbone,
-            optimizer=optimizer,
-            trainer_state={**asdict(state.prompt_sampler), "initial_weights_folder": initial_weights},
-            write_extra_files=write_pending,
-            policy=policy,
-            scores=validation.get_scores(policy.metric),
-        ),
-        "the checkpoint",
-    )
+    with components.clock.pause():
+        await run_in_thread(
+            lambda _: checkpoint.save_checkpoint(
+                folder,
+                step=state.num_finished_steps,
+                backbone=components.backbone,
+                optimizer=optimizer,
+                trainer_state={**asdict(state.prompt_sampler), "initial_weights_folder": initial_weights},
+                write_extra_files=write_pending,
+                policy=policy,
+                scores=validation.get_scores(policy.metric),
+            ),
+            "the checkpoint",
+        )
 
 
 def load_reference(components: TrainingComponents, state: TrainerState) -> Reference | DividedReference | None:
