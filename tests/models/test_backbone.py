@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import logging
 import os
 import shutil
 import sys
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from error_cases import raises
+from safetensors.torch import load_file, save_file
 
 from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.engines.local import Local
@@ -157,6 +159,74 @@ def test_a_model_in_memory_replaces_the_folders_weights(folder):
 # ---- bfloat16 ------------------------------------------------------------------------------------------------------
 
 
+def copy_with_weights(folder, copy, change) -> str:
+    """Copy a checkpoint, with `change` applied to its tensors by name."""
+    shutil.copytree(folder, copy)
+    weights = load_file(copy / "model.safetensors")
+    change(weights)
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+def test_missing_surplus_and_misshaped_tensors_are_named(folder, tmp_path, caplog):
+    """transformers only logs them: it trains from random values where tensors are missing."""
+    stored = load_file(f"{folder}/model.safetensors")
+    weight, vision = (next(name for name in stored if part in name) for part in ("mlp.up_proj", "patch_embed"))
+
+    without = copy_with_weights(
+        folder, tmp_path / "without", lambda weights: [weights.pop(weight), weights.pop(vision)]
+    )
+    with raises(ModelError, key="model.path") as caught:
+        load_backbone(without)
+    assert len(caught.value.value) == 2
+    assert [name.rsplit(".", 3)[1:] for name in caught.value.value] == [
+        name.rsplit(".", 3)[1:] for name in sorted((weight, vision))
+    ]
+
+    misshaped = copy_with_weights(
+        folder, tmp_path / "misshaped", lambda weights: weights.update({weight: weights[weight][:-1].clone()})
+    )
+    with raises(ModelError, key="model.path") as caught:
+        load_backbone(misshaped)
+    assert [name.rsplit(".", 3)[1:] for name in caught.value.value] == [weight.rsplit(".", 3)[1:]]
+
+    extra = weight.replace("up_proj", "side_proj")
+    with_extra = copy_with_weights(folder, tmp_path / "extra", lambda weights: weights.update({extra: torch.ones(2)}))
+    with caplog.at_level(logging.WARNING):
+        load_backbone(with_extra)
+    (warning,) = caplog.records
+    assert warning.name == "saccade"
+    assert "side_proj" in warning.getMessage()
+
+    adapter = weight.replace("up_proj.weight", "up_proj.lora_A.weight")
+    unmerged = copy_with_weights(
+        folder, tmp_path / "adapters", lambda weights: weights.update({adapter: torch.ones(2)})
+    )
+    with raises(ModelError, key="model.path") as caught:
+        load_backbone(unmerged)
+    assert len(caught.value.value) == 1
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_missing_output_head_is_refused_unless_it_is_tied(tied, tmp_path):
+    make_tiny_model(str(tmp_path / "model"), tie_word_embeddings=tied, num_layers=1)
+    headless = copy_with_weights(
+        tmp_path / "model", tmp_path / "headless", lambda weights: weights.pop("lm_head.weight", None)
+    )
+    if tied:
+        load_backbone(headless)
+        return
+    with raises(ModelError, key="model.path", value=("lm_head.weight",)):
+        load_backbone(headless)
+
+
+def test_a_folder_with_adapters_of_peft_is_refused(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model" / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
+    with raises(ModelError, key="model.path", value="adapter_config.json"):
+        load_backbone(tmp_path / "model")
+
+
 def sample(backbone: Backbone, tokens: int = 12):
     async def main():
         engine = Local(backbone, Media())
@@ -278,6 +348,15 @@ def test_training_continues_from_saved_adapters(folder, tmp_path):
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     with raises(ModelError, key="model.lora_rank"):
         load_backbone(tmp_path / "saved", lora_rank=8)
+    file = tmp_path / "saved" / "adapters.safetensors"
+    saved = load_file(file)
+    name = next(iter(saved))
+    for changed, named in (({**saved, "surplus.lora_A": saved[name].clone()}, "surplus.lora_A"), ({**saved}, name)):
+        if named == name:
+            del changed[name]
+        save_file(changed, file)
+        with raises(ModelError, key=str(file), value=(named,)):
+            load_backbone(tmp_path / "saved", lora_rank=4)
 
 
 @pytest.mark.slow

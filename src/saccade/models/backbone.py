@@ -7,8 +7,10 @@ an explicit mask and, for sampling, an explicit KV cache; position ids are expli
 that a module keeps from its last call.
 """
 
+import contextlib
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -29,11 +31,14 @@ from saccade.models import checkpoint_io, lora
 from saccade.models.checkpoint_files import IGNORED_FILES
 from saccade.models.policy import KVStore, Policy, PolicyInputs, VisionFeatures, VisionPass
 
+PEFT_CONFIG = "adapter_config.json"
 _METADATA_SUFFIXES = {".json", ".jinja", ".txt"}  # tokenizer, template, image processor; not the index of weight files
 _ATTENTION_IMPLEMENTATIONS = {"": "sdpa", "text_config": "saccade", "vision_config": "sdpa"}
 MAX_ATTENTION_QUERIES = 2048  # per attention call: bounds the memory of kernels that materialize scores and mask
 MAX_VISION_TOKENS = 4096  # per pass of the vision tower: about 80 frames of 50,176 pixels
+MAX_NAMED_TENSORS = 3  # in a message
 LoadPixels = Callable[[ImageRef], np.ndarray]  # uint8 RGB [height, width, 3]
+_logger = logging.getLogger("saccade")
 
 
 def attend(
@@ -112,7 +117,7 @@ class Backbone:
     `lora`). `settings.trained_weights` = "language_model" freezes the vision tower and its projector, which merges the
     patches of a visual token (deepstack layers have one each). `model` replaces the folder's weights by a model in
     memory, which keeps its dtype. On the device "meta" no weights are read: another process has them. Raises ModelError
-    for a folder that is not a supported model.
+    for a folder that is not a supported model, or whose tensors aren't those of its config.json.
     """
 
     def __init__(self, settings: ModelConfig, model: PreTrainedModel | None = None) -> None:
@@ -297,7 +302,65 @@ def _load_model(settings: ModelConfig, folder: Path) -> PreTrainedModel:
     if settings.device == "meta":
         with torch.device("meta"):
             return auto_model.from_config(AutoConfig.from_pretrained(folder, local_files_only=True), dtype=dtype)
-    return auto_model.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    if (folder / PEFT_CONFIG).exists():  # transformers would load another folder, the one that this file names
+        problem = f"{folder} has adapters of peft ({PEFT_CONFIG}); merge them into the weights, then delete that file"
+        raise ModelError(problem, key="model.path", value=PEFT_CONFIG)
+    with _without_load_report():
+        # Mismatches are refused below, with names and shapes.
+        model, loading = auto_model.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    _check_tensors(folder, loading)
+    return model
+
+
+def _check_tensors(folder: Path, loading: Mapping[str, Any]) -> None:
+    """Raise ModelError if a folder lacks tensors of its model, has them in other shapes, or has adapters beside them.
+
+    Other surplus tensors are logged. `loading` is what transformers reports, by names in the model: tied weights and
+    buffers that a module computes are not missing, and buffers of older versions of a family are no surplus.
+    """
+    fix = "copy or download the checkpoint again, or correct its config.json"
+    if missing := sorted(loading["missing_keys"]):
+        problem = f"{folder} lacks {_name_tensors(missing)}, which would start from random values; {fix}"
+        raise ModelError(problem, key="model.path", value=tuple(missing))
+    if mismatched := sorted(loading["mismatched_keys"]):
+        name, shape, expected = mismatched[0]
+        shapes = f"{name} has the shape {tuple(shape)} instead of {tuple(expected)}"
+        problem = f"{folder} has {len(mismatched)} tensors of other shapes than its model: {shapes}; {fix}"
+        raise ModelError(problem, key="model.path", value=tuple(name for name, *_ in mismatched))
+    surplus = sorted(loading["unexpected_keys"])
+    if adapters := [name for name in surplus if lora.is_adapter_weight(name)]:
+        problem = f"{folder} has unmerged adapters, which would be ignored: {_name_tensors(adapters)}"
+        raise ModelError(f"{problem}; merge them into the weights", key="model.path", value=tuple(adapters))
+    if surplus:
+        _logger.warning("%s has surplus tensors, which are ignored: %s", folder, _name_tensors(surplus))
+
+
+def _name_tensors(names: Sequence[str]) -> str:
+    """Return how many tensors there are, and the names of the first.
+
+    >>> _name_tensors(["a.weight"]), _name_tensors(["a", "b", "c", "d"])
+    ('1 tensor (a.weight)', '4 tensors (a, b, c, …)')
+    """
+    count = f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
+    return f"{count} ({', '.join([*names[:MAX_NAMED_TENSORS], *['…'][: len(names) > MAX_NAMED_TENSORS]])})"
+
+
+@contextlib.contextmanager
+def _without_load_report() -> Iterator[None]:
+    """Keep transformers from logging a table of missing and surplus tensors, unless it also explains a failure."""
+
+    def is_needed(record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        return "LOAD REPORT" not in message or "CONVERSION" in message
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(is_needed)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_needed)
 
 
 def _enable_activation_checkpointing(model: nn.Module) -> None:

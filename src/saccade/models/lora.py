@@ -91,7 +91,7 @@ def restore_adapters(model: nn.Module, folder: Path, load_model: Callable[[Path]
 
     Returns the folder of the base weights; without saved adapters that is `folder`, and nothing changes. If the base
     folder still exists, its weights are used, bit for bit: subtracting the adapters from the rounded merged weights is
-    not exact. `load_model` loads a folder. Raises ModelError for adapters of another rank.
+    not exact. `load_model` loads a folder. Raises ModelError for adapters of another rank or of other layers.
     """
     path = folder / ADAPTERS_FILE
     if not path.is_file():
@@ -99,10 +99,16 @@ def restore_adapters(model: nn.Module, folder: Path, load_model: Callable[[Path]
     with convert_errors(ModelError, f"{path} can't be read"), safe_open(path, "pt") as file:
         saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         base = _find_base_folder(file.metadata() or {}, folder)
-    # Shapes contain the rank, so equal shapes mean equal ranks.
     adapters = get_adapter_weights(model)
-    shapes = {name: value.shape for name, value in adapters.items()}
-    if shapes != {name: value.shape for name, value in saved.items()}:
+    for problem, first, second in (("lacks", adapters, saved), ("has surplus", saved, adapters)):
+        if names := sorted(first.keys() - second.keys()):
+            raise ModelError(
+                f"{path} {problem} adapters: {len(names)}, first {names[0]}; restore it, or delete it for new ones",
+                key=str(path),
+                value=tuple(names),
+            )
+    # Shapes contain the rank, so equal shapes mean equal ranks.
+    if any(value.shape != adapters[name].shape for name, value in saved.items()):
         fix = f"set the same rank, or delete {ADAPTERS_FILE} to start new adapters"
         problem = f"{folder} has adapters of another rank than model.lora_rank"
         raise ModelError(f"{problem}; {fix}", key="model.lora_rank", value=str(path))
