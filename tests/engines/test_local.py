@@ -11,7 +11,7 @@ from error_cases import raises
 
 from saccade.config.schema import ModelConfig
 from saccade.engines.local import Local
-from saccade.errors import EngineError, MediaError
+from saccade.errors import BrokenEngineError, EngineError, MediaError
 from saccade.ledger import ImageRef, Ledger
 from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
@@ -311,3 +311,40 @@ def test_contract(backbone):
         await check_engine(engine, backbone.renderer, backbone)
 
     run(backbone, body)
+
+
+def test_logits_that_are_nan_end_their_own_reply(backbone, monkeypatch):
+    """A later request gets the failed one's row of the KV cache, whose keys and values are NaN from then on."""
+    compute_logits, num_calls = backbone.compute_logits, 0
+
+    def compute(hidden_BD):
+        nonlocal num_calls
+        num_calls += 1
+        logits_BV = compute_logits(hidden_BD)
+        if num_calls == 5:
+            logits_BV[0] = float("nan")
+        return logits_BV
+
+    async def body(engine):
+        requests = [converse(engine, backbone, number, turns=1, temperature=0.0) for number in (1, 2)]
+        outcomes = await asyncio.gather(*requests, return_exceptions=True)
+        return [*outcomes, await converse(engine, backbone, 1, turns=1, temperature=0.0)]
+
+    expected = run(backbone, body)
+    monkeypatch.setattr(backbone, "compute_logits", compute)
+    failed, *others = run(backbone, body)
+    assert type(failed) is EngineError
+    assert (failed.key, failed.value) == ("model.dtype", "float32")
+    assert [ledger.sampled_tokens() for ledger in others] == [ledger.sampled_tokens() for ledger in expected[1:]]
+
+
+def test_a_weight_that_is_nan_stops_the_run(backbone):
+    weight = backbone.model.model.language_model.layers[0].mlp.up_proj.weight
+    value = float(weight.data[0, 0])
+    weight.data[0, 0] = float("nan")
+    try:
+        with raises(BrokenEngineError, key="model.path") as caught:
+            run(backbone, lambda engine: converse(engine, backbone, 1, turns=1))
+    finally:
+        weight.data[0, 0] = value
+    assert "layers.0.mlp.up_proj.weight" in str(caught.value)

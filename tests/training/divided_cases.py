@@ -22,6 +22,7 @@ from saccade.runs import pipeline
 from saccade.training import checkpoint, rl
 from saccade.training.distributed.backbone import DividedBackbone, create_optimizer
 from saccade.training.distributed.launch import join_training_processes
+from saccade.training.optimizer import Optimizer
 from saccade.training.policy_update import update_policy
 from saccade.training.train_step import pack_samples, train_step
 from saccade.types import TrainingSample
@@ -189,7 +190,26 @@ def fail_on_rank_one(workspace, samples, out: Path) -> None:
     (out / "errors.json").write_text(json.dumps(errors))
 
 
-ACTIONS = {"cases": run_cases, "continue": continue_once, "fail": fail_on_rank_one}
+NAN_WEIGHT = "model.language_model.layers.1.mlp.up_proj.weight"
+
+
+def make_a_gradient_nan(workspace, samples, out: Path) -> None:
+    """Train until rank 1 has a NaN in its part of a gradient; write the error of rank 0."""
+    components = load_components(workspace, Case("sft", (*ADAMW, "sft.steps=4", "sft.save_every=100")))
+    try:
+        workspace.run_sft(components, out)
+    except RunError as error:
+        (out / "errors.json").write_text(json.dumps([error.key, str(error)]))
+
+
+def plant_nan(self, step=Optimizer.step):
+    """Take an optimizer step; on rank 1, and in step 3, with a NaN."""
+    if distributed.get_rank() == 1 and self.current_step == 3:
+        self._trainable[NAN_WEIGHT].grad.to_local()[0, 0] = float("nan")
+    return step(self)
+
+
+ACTIONS = {"cases": run_cases, "continue": continue_once, "fail": fail_on_rank_one, "nan": make_a_gradient_nan}
 
 
 def fail_to_read(*args, **kwargs):
@@ -199,6 +219,8 @@ def fail_to_read(*args, **kwargs):
 def main(action: str, work: Path, out: Path) -> None:
     if os.environ["RANK"] != "0":
         AutoModelForImageTextToText.from_pretrained = fail_to_read
+    if action == "nan":
+        Optimizer.step = plant_nan
     with join_training_processes(ModelConfig(process_timeout=120)) as is_leader:
         if is_leader:
             workspace, samples = pickle.loads((work / "workspace.pickle").read_bytes())

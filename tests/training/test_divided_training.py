@@ -17,6 +17,7 @@ from training_cases import alternate, with_reward
 from saccade import models
 from saccade.models.tiny import make_tiny_model
 from saccade.training import rl
+from saccade.training.checkpoint import list_checkpoints
 
 COMPARED = ("loss", "grad_norm", "entropy", "packed_tokens", "trained_tokens", "kl")
 
@@ -150,6 +151,16 @@ def test_a_failure_of_another_rank_is_one_sentence_on_rank_0(prepared, tmp_path)
     assert "a loss that fails" in first
     assert "rank" in second
     assert "\n" not in first + second
+
+
+@pytest.mark.soak
+def test_a_nan_on_another_rank_stops_all_ranks_after_a_checkpoint_of_the_step_before(prepared, tmp_path):
+    *_, work = prepared
+    run_processes("nan", work, tmp_path)
+    key, message = json.loads((tmp_path / "errors.json").read_text())
+    assert key == "optim.lr"
+    assert message.startswith(f"step 3: the gradient of {divided_cases.NAN_WEIGHT} ")
+    assert [saved.step for saved in list_checkpoints(tmp_path)] == [2]
 
 
 @pytest.mark.soak

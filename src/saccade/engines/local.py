@@ -16,6 +16,7 @@ floating-point rounding.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,9 +27,10 @@ from torch import Tensor
 
 from saccade.config.schema import PositiveInt
 from saccade.engines._local.kv_cache import NO_PREFIX, CachedPrefix, KVCache, PrefixCache
-from saccade.errors import EngineError, MediaError, SaccadeError, convert_errors
+from saccade.errors import BrokenEngineError, EngineError, MediaError, SaccadeError, convert_errors
 from saccade.ledger import ImageRef, Ledger
 from saccade.media.cache import LRUCache
+from saccade.models import checkpoint_io
 from saccade.models.backbone import Backbone
 from saccade.models.policy import VisionFeatures, compute_logprobs
 from saccade.protocols import MediaLoader, WeightSource
@@ -157,11 +159,14 @@ class Local:
                 f"{len(self._running)} requests are running; the weights can be updated only when all have ended",
                 value=len(self._running),
             )
-        self._prefix_cache.clear()
-        self._vision_cache = LRUCache(self._vision_cache_bytes)
+        self._drop_caches()
         if source is not self._backbone:
             self._backbone.model.load_state_dict(source.state_dict())
         self.version = version
+
+    def _drop_caches(self) -> None:
+        self._prefix_cache.clear()
+        self._vision_cache = LRUCache(self._vision_cache_bytes)
 
     async def close(self) -> None:
         """Abort all requests."""
@@ -182,7 +187,8 @@ class Local:
         except SaccadeError as error:
             for request in (*self._waiting, *self._running):
                 if not request.future.done():
-                    request.future.set_exception(EngineError(str(error)))
+                    error_type = BrokenEngineError if isinstance(error, BrokenEngineError) else EngineError
+                    request.future.set_exception(error_type(str(error), key=error.key, value=error.value))
             self._waiting.clear()
             self._running.clear()
 
@@ -268,6 +274,9 @@ class Local:
             request.logprobs.append(logprob)
         for row in reversed(range(first_row, len(self._running))):
             request = self._running[row]
+            if not math.isfinite(request.logprobs[-1]):
+                self._fail(row)
+                continue
             has_stop_id = request.tokens[-1] in request.sampling.stop_ids
             if has_stop_id or len(request.tokens) == request.sampling.max_tokens:
                 self._finish(row, FinishReason.STOP if has_stop_id else FinishReason.LENGTH)
@@ -289,6 +298,26 @@ class Local:
                     tokens=tokens, logprobs=logprobs, version=self.version, finish_reason=finish_reason, seconds=seconds
                 )
             )
+        self._release(row)
+
+    def _fail(self, row: int) -> None:
+        """End a request whose logits hold NaN or an infinity. Raises BrokenEngineError if a weight does, too."""
+        if name := checkpoint_io.find_nonfinite(self._backbone.model.state_dict()):
+            raise BrokenEngineError(
+                f"the weight {name} holds NaN or an infinity; resume from an earlier checkpoint", key="model.path"
+            )
+        request = self._running[row]
+        if not request.future.done():
+            request.future.set_exception(
+                EngineError(
+                    f"the logits of token {len(request.tokens)} of a reply hold NaN or an infinity, in "
+                    f"model.dtype={self._backbone.dtype}",
+                    key="model.dtype",
+                    value=self._backbone.dtype,
+                )
+            )
+        self._drop_caches()  # they may hold what made the logits
+        self._kv_cache.clear_row(row)
         self._release(row)
 
     def _release(self, row: int) -> None:

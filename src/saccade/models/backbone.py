@@ -117,7 +117,8 @@ class Backbone:
     `lora`). `settings.trained_weights` = "language_model" freezes the vision tower and its projector, which merges the
     patches of a visual token (deepstack layers have one each). `model` replaces the folder's weights by a model in
     memory, which keeps its dtype. On the device "meta" no weights are read: another process has them. Raises ModelError
-    for a folder that is not a supported model, or whose tensors aren't those of its config.json.
+    for a folder that is not a supported model, whose tensors aren't those of its config.json, or hold NaN or an
+    infinity.
     """
 
     def __init__(self, settings: ModelConfig, model: PreTrainedModel | None = None) -> None:
@@ -147,6 +148,12 @@ class Backbone:
                 self._base_folder = lora.restore_adapters(
                     self.model, Path(settings.path), functools.partial(_load_model, settings)
                 )
+        if self.device.type != "meta" and (name := checkpoint_io.find_nonfinite(self.model.state_dict())):
+            raise ModelError(
+                f"{settings.path} can't be used: its weight {name} holds NaN or an infinity; give another checkpoint",
+                key="model.path",
+                value=settings.path,
+            )
         if settings.trained_weights == "language_model":
             self.model.model.visual.requires_grad_(False)
         self.language_model: Any = self.model.model.language_model

@@ -84,6 +84,25 @@ def gather_tensor(value: Tensor) -> Tensor:
     return (value.full_tensor() if isinstance(value, DTensor) else value).detach()
 
 
+def find_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor that holds NaN or an infinity, None if none does.
+
+    Of a sharded tensor only this process's part is read.
+    """
+    parts = {
+        name: (value.to_local() if isinstance(value, DTensor) else value).detach()
+        for name, value in tensors.items()
+        if value.is_floating_point()
+    }
+    if not parts:
+        return None
+    # A sum reads each value once, copies nothing, and needs one synchronization with the device for all tensors.
+    is_finite = torch.stack([part.sum(dtype=torch.float32) for part in parts.values()]).isfinite().tolist()
+    suspects = (name for name, is_sum_finite in zip(parts, is_finite, strict=True) if not is_sum_finite)
+    # The sum of finite values may overflow.
+    return next((name for name in suspects if not bool(parts[name].isfinite().all())), None)
+
+
 def write_weights(
     model: Any, folder: Path, *, shard_bytes: int = SHARD_BYTES, dtype: torch.dtype | None = None
 ) -> None:

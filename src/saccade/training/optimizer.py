@@ -1,11 +1,12 @@
 """Optimizers and learning-rate schedules: AdamW, or Muon for the layers' matrices with AdamW for the rest."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from saccade.config.schema import OptimizerConfig
 from saccade.errors import RunError
@@ -42,12 +43,14 @@ class Optimizer:
     def __init__(self, model: nn.Module, settings: OptimizerConfig, num_steps: int) -> None:
         self._settings, self._num_steps = settings, num_steps
         self.num_updates = 0  # of this process
+        self.current_step = 0  # from 1
         trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._trainable = trainable
         updated: dict[str, Tensor] = {
             name: parameter if parameter.dtype == torch.float32 else parameter.detach().float()
             for name, parameter in trainable.items()
         }
-        self._updated_parameters = list(updated.values())
+        self._updated_parameters = updated
         self._master_copies = [(trainable[name], copy) for name, copy in updated.items() if copy is not trainable[name]]
         # Muon is for matrices inside layers and blocks; AdamW for embeddings, norms, biases and the rest.
         matrices, rest = list[Tensor](), list[Tensor]()
@@ -77,24 +80,29 @@ class Optimizer:
 
     def start_step(self, step: int) -> None:
         """Set the learning rate of step `step` (from 0), which holds for all its updates."""
+        self.current_step = step + 1
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = compute_learning_rate(self._settings, step, self._num_steps)
 
     def step(self) -> float:
-        """Clip, update, clear gradients; return their norm before clipping. Raises RunError if it isn't finite."""
+        """Clip, update, clear gradients; return their norm before clipping.
+
+        Raises RunError if a gradient isn't finite, on all ranks and before any weight changes; or if an updated weight
+        isn't: then the weights are lost.
+        """
         for parameter, copy in self._master_copies:
             copy.grad = None if parameter.grad is None else parameter.grad.float()
             parameter.grad = None
-        clipped_norm = nn.utils.clip_grad_norm_(self._updated_parameters, self._settings.max_grad_norm)
-        norm = float(checkpoint_io.gather_tensor(clipped_norm))  # of the parts of all ranks
+        updated = self._updated_parameters
+        gradients = {name: value.grad for name, value in updated.items() if value.grad is not None}
+        local_norm = nn.utils.get_total_norm(gradients.values())
+        norm = float(checkpoint_io.gather_tensor(local_norm))  # of the parts of all ranks
         if not math.isfinite(norm):
-            raise RunError(
-                f"the gradient norm is {norm}, expected a finite number; start again with a lower learning rate than "
-                f"optim.lr={self._settings.lr}",
-                key="optim.lr",
-                value=self._settings.lr,
-            )
+            name = _agree_on_first(gradients, checkpoint_io.find_nonfinite(gradients))
+            reason = f"the gradient of {name} holds NaN or an infinity" if name else f"the gradient norm is {norm}"
+            raise self._build_error(f"{reason}, so no weight was changed")
+        nn.utils.clip_grads_with_norm_(updated.values(), self._settings.max_grad_norm, local_norm)
         self.num_updates += 1  # before, since an interrupted one may have changed weights
         for optimizer in self.optimizers:
             optimizer.step()
@@ -103,7 +111,17 @@ class Optimizer:
             # Only the model's weights are rounded; the master copies keep full precision.
             for parameter, copy in self._master_copies:
                 parameter.copy_(copy)
+        if name := _agree_on_first(self._trainable, checkpoint_io.find_nonfinite(self._trainable)):
+            raise self._build_error(f"the update has made {name} NaN or infinite; the last checkpoint is kept")
         return norm
+
+    def _build_error(self, problem: str) -> RunError:
+        return RunError(
+            f"step {self.current_step}: {problem}; start again with a lower learning rate than "
+            f"optim.lr={self._settings.lr}",
+            key="optim.lr",
+            value=self._settings.lr,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizers' states and the master copies."""
@@ -129,3 +147,12 @@ class Optimizer:
                 key=str(folder),
             )
         self.load_state_dict(torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True))
+
+
+def _agree_on_first(tensors: Mapping[str, Tensor], name: str | None) -> str | None:
+    """Return the first name, in the order of the tensors, that any rank has; a collective operation."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return name
+    names: list[str | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(names, name)
+    return next((known for known in tensors if known in names), None)

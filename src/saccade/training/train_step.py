@@ -3,16 +3,20 @@
 Axis letters: B rows, T tokens, N trained tokens.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from statistics import fmean
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from saccade.algorithms.policy_loss import merge_stats
 from saccade.config.schema import RlConfig, SftConfig
+from saccade.errors import RunError
+from saccade.models import checkpoint_io
 from saccade.models.backbone import Backbone, LoadPixels
 from saccade.models.policy import PolicyInputs
 from saccade.training.background import CheckCancelled
@@ -134,8 +138,9 @@ def train_step(
         results = accumulate_gradients(
             backbone, batches, compute_loss, load_pixels=load_pixels, temperature=temperature
         )
-    grad_norm = optimizer.step()
     backbone.model.eval()
+    require_finite_losses(batches, results, optimizer.current_step)
+    grad_norm = optimizer.step()
     losses, entropies, stats = zip(*results, strict=True)
     trained_tokens = sum(len(batch.token_N) for batch in batches)
     return StepReport(
@@ -149,6 +154,23 @@ def train_step(
 
 
 MicroBatchResult = tuple[float, float, Mapping[str, Tensor]]  # loss, sum of entropies, statistics
+
+
+def require_finite_losses(batches: Sequence[Batch], results: Sequence[MicroBatchResult], step: int) -> None:
+    """Raise RunError if the loss of a micro-batch of step `step` (from 1) isn't finite; name its first bad tensor."""
+    for index, (batch, (loss, entropy, _)) in enumerate(zip(batches, results, strict=True)):
+        if not math.isfinite(loss):
+            arrays = {key.name: getattr(batch, key.name) for key in fields(batch)}
+            name = checkpoint_io.find_nonfinite(
+                {name: torch.from_numpy(value) for name, value in arrays.items() if isinstance(value, np.ndarray)}
+            ) or ("" if math.isfinite(entropy) else "the logits")
+            reason = f"{name} hold NaN or an infinity" if name else "its inputs are finite"
+            raise RunError(
+                f"step {step}: the loss of micro-batch {index + 1} of {len(batches)} is {loss} ({reason}); no weight "
+                "was changed; start again with a lower learning rate or another loss",
+                key="loss",
+                value=loss,
+            )
 
 
 def accumulate_gradients(

@@ -68,6 +68,11 @@ class KVCache:
             start += block.shape[3]
         self.lengths[row] = start
 
+    def clear_row(self, row: int) -> None:
+        """Fill a row with zeros, if it may hold NaN: a masked key has weight 0, but 0 times NaN is NaN."""
+        self.data[:, :, row] = 0
+        self.lengths[row] = 0
+
     def move_row(self, source: int, target: int) -> None:
         """Copy a row over another, so that the running rows stay contiguous at the front."""
         length = int(self.lengths[source])

@@ -401,6 +401,13 @@ def parse_ids(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
+def parse_logprob(value: Any) -> float:
+    """Parse a logprob of a JSON response. Raises TypeError if it is no number."""
+    if type(value) not in (int, float):
+        raise TypeError
+    return float(value)
+
+
 def parse_version_spans(value: Any) -> tuple[tuple[str, int, int], ...]:
     """Parse weight version spans, which vLLM and SGLang write alike. Raises LookupError, TypeError or ValueError."""
     return tuple((str(span["version"]), int(span["start"]), int(span["end"])) for span in value)

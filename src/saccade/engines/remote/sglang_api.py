@@ -16,6 +16,7 @@ from saccade.engines.remote.server import (
     ServerRequest,
     convert_parse_errors,
     parse_ids,
+    parse_logprob,
     parse_version_spans,
 )
 from saccade.engines.sampling_filters import NEUTRAL_VALUES
@@ -79,7 +80,7 @@ def build_request(request: ServerRequest, omitted: Collection[str] = ()) -> dict
 def parse_reply(response: Any) -> ServerReply:
     """See ServerApi."""
     meta, tokens = response["meta_info"], parse_ids(response["output_ids"])
-    logprobs = [(float(logprob), token) for logprob, token, _ in meta["output_token_logprobs"]]
+    logprobs = [(parse_logprob(logprob), token) for logprob, token, _ in meta["output_token_logprobs"]]
     if [token for _, token in logprobs] != [*tokens]:
         raise ValueError("the logprobs are not those of the sampled tokens")
     return ServerReply(
@@ -113,7 +114,7 @@ async def check_logprobs(server: Server, renderer: Renderer) -> str:
     if "prompt_token_ids" not in response or "weight_versions" not in response["meta_info"]:
         raise server.build_fatal_error(f"doesn't return prompt_token_ids and weight_versions; {_VERSION_HINT}")
     reply = parse_reply(response)
-    if max(reply.logprobs) - min(reply.logprobs) > 1e-3:
+    if not max(reply.logprobs) - min(reply.logprobs) <= 1e-3:  # NaN, too
         raise server.build_fatal_error(
             "returns logprobs of another distribution than it samples from; start it without "
             "SGLANG_RETURN_ORIGINAL_LOGPROB in its environment"

@@ -23,6 +23,7 @@ from saccade.engines.remote.server import (
     ServerRequest,
     convert_parse_errors,
     parse_ids,
+    parse_logprob,
     parse_version_spans,
 )
 from saccade.errors import EngineError
@@ -89,7 +90,7 @@ def parse_reply(response: Any) -> ServerReply:
     return ServerReply(
         prompt_ids=parse_ids(response["prompt_token_ids"]),
         tokens=parse_ids(choice["token_ids"]),
-        logprobs=tuple(float(entry["logprob"]) for entry in choice["logprobs"]["content"]),
+        logprobs=tuple(parse_logprob(entry["logprob"]) for entry in choice["logprobs"]["content"]),
         version_spans=parse_version_spans(choice["weight_versions"]),
         finish_reason=str(choice["finish_reason"]),
     )
@@ -114,8 +115,8 @@ async def check_logprobs(server: Server, renderer: Renderer) -> str:
     sampling = {"max_tokens": 1, "allowed_token_ids": [token], "logprobs": 0, "ignore_eos": True}
     response = await server.post(GENERATE_PATH, {"token_ids": [token], "sampling_params": sampling})
     choice = response["choices"][0]
-    logprob, label = float(choice["logprobs"]["content"][0]["logprob"]), choice["weight_versions"][0]["version"]
-    if abs(logprob) > 1e-3:
+    logprob, label = parse_logprob(choice["logprobs"]["content"][0]["logprob"]), choice["weight_versions"][0]["version"]
+    if not abs(logprob) <= 1e-3:  # NaN, too
         raise server.build_fatal_error(
             "returns logprobs of another distribution than it samples from; start it with vLLM's flag "
             "--logprobs-mode processed_logprobs, as `saccade serve` does"

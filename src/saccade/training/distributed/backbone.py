@@ -136,15 +136,20 @@ class DividedOptimizer:
     def __init__(self, conductor: Conductor) -> None:
         self._conductor = conductor
         self.num_updates = 0  # of this process
+        self.current_step = 0  # from 1
 
     def start_step(self, step: int) -> None:
         """Set the learning rate of step `step` (from 0), which holds for all its updates."""
+        self.current_step = step + 1
         self._conductor.call("start_step", step)
 
     def step(self) -> float:
-        """Clip, update, clear gradients; return their norm before clipping. Raises RunError if it isn't finite."""
+        """Clip, update, clear gradients; return their norm before clipping. Raises RunError like `Optimizer.step`."""
         self.num_updates += 1  # before, since an interrupted one may have changed weights
-        norm: float = self._conductor.call("update_weights")
+        result, self.num_updates = self._conductor.call("update_weights")
+        if isinstance(result, RunError):
+            raise result
+        norm: float = result
         return norm
 
     def save(self, folder: Path) -> None:

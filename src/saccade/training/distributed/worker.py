@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 
 from saccade.config.schema import ModelConfig, OptimizerConfig
+from saccade.errors import RunError
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io
 from saccade.models.backbone import Backbone
@@ -134,9 +135,16 @@ class Worker:
             part.copy_(other)  # in place: FSDP2 gathers from this memory
             other.copy_(current)
 
-    def update_weights(self) -> float:
-        """Take one optimizer step; return the norm of the gradient over all ranks."""
-        return self.optimizer.step()
+    def update_weights(self) -> tuple[float | RunError, int]:
+        """Take one optimizer step; return the norm of the gradient over all ranks, and the updates so far.
+
+        An error of the optimizer, which all ranks have, is returned: the ranks stay ready to write a checkpoint.
+        """
+        try:
+            result: float | RunError = self.optimizer.step()
+        except RunError as error:
+            result = error
+        return result, self.optimizer.num_updates
 
     def gather_state(self) -> dict[str, Tensor]:
         """Return the whole weights by their names in the model, on rank 0's CPU."""
