@@ -1,6 +1,7 @@
 """Plugins are found by file name, and their settings are validated when they are resolved."""
 
 import ast
+import inspect
 import tomllib
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 from error_cases import raises
 
 from saccade import plugins
+from saccade.environments.tool_environment import ToolEnvironment
 from saccade.errors import ConfigError
+from saccade.protocols import ChatEngine
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -117,3 +120,19 @@ def test_every_entry_point_is_defined(entry_point):
     source = (ROOT / "src" / module.replace(".", "/")).with_suffix(".py").read_text()
     definitions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     assert name in {node.name for node in definitions}
+
+
+@pytest.mark.parametrize("folder", ["engines", "environments", "rewards"])
+@pytest.mark.parametrize("base", [ChatEngine, ToolEnvironment])
+def test_the_kind_of_a_packaged_plugin_is_that_of_its_object(folder, base):
+    for name in plugins.list_plugins(folder):
+        plugin = plugins.load(folder, name)
+        expected = inspect.isclass(plugin) and issubclass(plugin, base)
+        assert plugins.is_subclass(folder, name, base) is expected, name
+
+
+def test_the_kind_of_a_plugin_file_is_that_of_its_object(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("from saccade import protocols\nclass Mine(protocols.ChatEngine): ...\nclass Other: ...\n")
+    assert plugins.is_subclass("engines", str(path), ChatEngine)
+    assert not plugins.is_subclass("engines", f"{path}:Other", ChatEngine)

@@ -8,6 +8,7 @@
 A file of the folder that defines no object of its own name is a helper. There is no registry to edit.
 """
 
+import ast
 import difflib
 import functools
 import importlib
@@ -105,6 +106,40 @@ def load(folder: str, name: str) -> Any:
     message = f"the plugin {name!r} of {folder} can't be imported from {entries[name].value}"
     with convert_errors(ConfigError, message, key=key, value=name):
         return entries[name].load()
+
+
+def is_subclass(folder: str, name: str, base: type) -> bool:
+    """Return whether a plugin is a class derived from one of Saccade's; a packaged plugin is read, not imported.
+
+    So the kind of an engine is known without torch. Raises ConfigError as `load` does.
+    """
+    stem = None if get_file(name) else _list_plugin_modules(folder).get(name)
+    if stem is None:
+        plugin = load(folder, name)
+        return inspect.isclass(plugin) and issubclass(plugin, base)
+    return f"{base.__module__}.{base.__name__}" in _list_bases(f"saccade.{folder}.{stem}", _get_class_name(stem))
+
+
+@functools.cache
+def _list_bases(module: str, class_name: str) -> tuple[str, ...]:
+    """Return the dotted names of the bases of a class of Saccade, and of their bases; () for what isn't a class."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        return ()
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    imported = {
+        alias.asname or alias.name: (node.module or "", alias.name)
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    bases = []
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            for base in node.bases:
+                source, name = imported.get(ast.unparse(base), (module, ast.unparse(base)))
+                bases += [f"{source}.{name}", *(_list_bases(source, name) if source.startswith("saccade.") else ())]
+    return tuple(bases)
 
 
 def resolve(folder: str, name: str, settings: Mapping[str, Any], **dependencies: Any) -> functools.partial[Any]:
@@ -221,8 +256,12 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
+def _get_class_name(name: str) -> str:
+    return name.title().replace("_", "")
+
+
 def _get_public_object(module: ModuleType, name: str, source: str) -> Any:
-    class_name = name.title().replace("_", "")
+    class_name = _get_class_name(name)
     if name not in vars(module) and class_name not in vars(module):
         raise ConfigError(f"{source} must define {name!r}, or a class {class_name!r}", key=source, value=name)
     return vars(module).get(name, vars(module).get(class_name))

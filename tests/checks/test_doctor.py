@@ -15,6 +15,7 @@ from sglang_server import server as sglang_server
 
 from saccade.checks import run_checks
 from saccade.config.load import list_recipes, load_recipe
+from saccade.config.schema import STAGES
 from saccade.data.dataset import load_tasks, write_items
 from saccade.errors import BrokenEngineError, ConfigError, DataError, EngineError, RunError
 from saccade.runs import pipeline
@@ -28,7 +29,7 @@ def nothing_is_loaded(monkeypatch):
     monkeypatch.setattr(pipeline, "load_training_components", lambda *_: pytest.fail("a model was loaded"))
 
 
-def check(name, *settings, folder, stage=run_checks.STAGES, **given):
+def check(name, *settings, folder, stage=STAGES, **given):
     """Return the results by the name of their check."""
     recipe = pipeline.with_paths(load_recipe(name, settings), folder=folder, **given)
     results = pipeline.check_run(folder, recipe, stage)

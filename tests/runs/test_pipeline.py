@@ -1,11 +1,15 @@
 """The stages of a run: what each starts from, and what it rejects."""
 
+import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from commands import RL, SFT, SYNTHETIC, count_visual_tokens, fail, good
 from error_cases import raises
 from safetensors.torch import load_file, save_file
@@ -120,6 +124,23 @@ def test_a_finished_evaluation_loads_no_model_and_parses_its_file_once(run_copy,
     good("eval", folder)
     assert read_results(folder) == before
     assert parsed == [folder / "evaluations" / "test.jsonl"]
+
+
+@pytest.mark.slow
+def test_finished_results_are_read_without_torch(run_copy):
+    folder, _ = run_copy
+    before = read_results(folder)
+    results = str(folder / "evaluations" / "test.jsonl")
+    commands = [["eval", str(folder)], ["report", str(folder)], ["eval", "compare", results, results]]
+    code = (
+        "import json, sys; sys.modules |= {'torch': None, 'transformers': None}\n"  # an import of them is an error
+        "from saccade.cli.app import app\n"
+        "for command in json.loads(sys.argv[1]): app(command, standalone_mode=False)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(commands)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read_results(folder) == before
+    assert (folder / "report.html").exists()
 
 
 @pytest.mark.slow
@@ -325,7 +346,7 @@ def test_ask_and_sft_need_no_judge(tmp_path, tiny_folder, dataset_folder, monkey
 
 
 def test_ask_uses_the_cpu_without_a_gpu(tmp_path, dataset_folder, monkeypatch):
-    monkeypatch.setattr(pipeline.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     make_tiny_model(str(tmp_path / "model"), patch_size=16)
     clip = dataset_folder / "test" / "clips" / "00000.mp4"
     good("ask", "When?", "--video", clip, "--model", tmp_path / "model", "sampling.max_tokens=4")

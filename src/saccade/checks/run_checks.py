@@ -33,7 +33,7 @@ from saccade.checks.estimates import (
 from saccade.checks.machine import CheckResult
 from saccade.checks.plan import format_bytes
 from saccade.config.load import resolve_model_path
-from saccade.config.schema import Recipe
+from saccade.config.schema import STAGES, Recipe
 from saccade.data.dataset import load_recipe_data
 from saccade.engines.sampling_filters import check_neutral
 from saccade.environments.task_environments import TaskEnvironments
@@ -59,7 +59,6 @@ from saccade.training import rl as rl_training
 from saccade.training.checkpoint import count_kept_checkpoints, is_saved, list_checkpoints
 from saccade.types import Demonstration, Media, MediaKind, Task
 
-STAGES = ("sft", "rl", "eval")
 MAX_ROWS = 2000  # rows read of each file
 MAX_OPENED_FILES = 8  # media files opened
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from saccade.cli.terminal import MODEL_OR_SERVER, Settings, complete_recipe, print_table
 from saccade.config.load import load_recipe
+from saccade.config.schema import STAGES
 from saccade.errors import RunError
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ def doctor(
         _print_results(check_machine(), "this machine can't run Saccade; fix {}")
         return
     load_recipe(recipe, settings or ())  # before torch is imported: a typo is reported at once
-    from saccade.checks.run_checks import STAGES
     from saccade.rollouts.components import uses_chat_engine
     from saccade.runs import pipeline
     from saccade.runs.stages import parse_stages

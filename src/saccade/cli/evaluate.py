@@ -170,12 +170,13 @@ def _prepare_run(
     run_or_recipe: Path, settings: Sequence[str], output_folder: Path, model: str | None
 ) -> tuple[Path, Recipe, Path | None]:
     """Return the run folder (that of a recipe becomes a run), recipe, and weights (None: the newest, or a server's)."""
-    from saccade.checks.run_checks import PlannedRun, require_checks, start_sandboxes
-    from saccade.rollouts.components import apply_evaluation_settings, uses_chat_engine
     from saccade.runs import pipeline
 
     if run_or_recipe.is_dir():
         return run_or_recipe, *pipeline.load_with_model(_find_recipe(run_or_recipe), settings, model)
+    from saccade.checks.run_checks import PlannedRun, require_checks, start_sandboxes
+    from saccade.rollouts.components import apply_evaluation_settings, uses_chat_engine
+
     recipe, weights = pipeline.load_with_model(str(run_or_recipe), settings, model)
     # The run is created with the recipe's own settings; the results record those of this evaluation.
     run_recipe = pipeline.with_paths(load_recipe(str(run_or_recipe)), folder=output_folder, model=weights)

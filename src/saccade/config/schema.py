@@ -68,6 +68,7 @@ class Section(BaseModel):
 
 
 S = TypeVar("S", bound=Section)
+STAGES = ("sft", "rl", "eval")  # of a run, in order
 
 
 def parse_section(section_type: type[S], values: Any, source: str) -> S:

@@ -183,8 +183,7 @@ def resolve_tool_settings(environment_settings: Mapping[str, Any]) -> dict[str, 
 
 def uses_chat_engine(recipe: Recipe) -> bool:
     """Return whether the recipe's engine is a chat API, which needs no model here."""
-    engine = plugins.load("engines", recipe.engine.name)
-    return inspect.isclass(engine) and issubclass(engine, ChatEngine)
+    return plugins.is_subclass("engines", recipe.engine.name, ChatEngine)
 
 
 def require_token_engine(recipe: Recipe) -> Recipe:

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from saccade.checks.run_checks import open_media
 from saccade.config.load import load_recipe
 from saccade.config.schema import Recipe
 from saccade.errors import ConfigError, DataError, MediaError
@@ -181,6 +180,8 @@ def ask(
 
 def _open_media(path: str, kind: MediaKind) -> Media:
     """Return a file as media. Raises DataError or MediaError for one that can't be opened as its kind."""
+    from saccade.checks.run_checks import open_media  # imports torch
+
     if not Path(path).exists():
         raise DataError(f"there is no file {path}; give the path of a file", key=path)
     media, (other,) = Media(path=path, kind=kind), set(MediaKind) - {kind}

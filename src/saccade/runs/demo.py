@@ -17,8 +17,7 @@ import torch
 
 from saccade import plugins
 from saccade.chat.renderer import load_renderer
-from saccade.checks.run_checks import STAGES
-from saccade.config.schema import Recipe
+from saccade.config.schema import STAGES, Recipe
 from saccade.evaluation.compare import (
     ANSWER_NOT_SHOWN,
     ANSWER_SHOWN,

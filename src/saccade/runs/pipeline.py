@@ -3,6 +3,8 @@
 generate_data(folder, recipe)   synthetic media, tasks and demonstrations, validated
 sft(folder, recipe)             demonstrations -> checkpoints in folder/sft
 rl(folder, recipe)              tasks          -> checkpoints in folder/rl
+
+What needs torch is imported by the functions that use it: reading the results of a run takes none.
 """
 
 import asyncio
@@ -11,12 +13,8 @@ import json
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
-import torch
-
-from saccade.checks.machine import CheckResult
-from saccade.checks.run_checks import Check, PlannedRun, report_checks, require_checks, run_check, start_sandboxes
 from saccade.config.load import load_recipe, resolve_model_path
 from saccade.config.schema import PluginConfig, Recipe
 from saccade.data.dataset import iterate_items, load_recipe_data
@@ -28,7 +26,6 @@ from saccade.data.synthetic.dataset import SPLITS, ValidationReport
 from saccade.data.synthetic.generate import FRAME_BUDGETS
 from saccade.environments.task_environments import TaskEnvironments
 from saccade.errors import ConfigError, DataError, ModelError, RunError, convert_errors
-from saccade.models.tiny import make_tiny_model
 from saccade.protocols import ChatEngine
 from saccade.reporting.loggers.dispatch import open_loggers
 from saccade.rollouts.components import (
@@ -44,18 +41,17 @@ from saccade.runs.run_folder import RESUMABLE_KEYS, Run
 from saccade.runs.run_lock import TRAINING, RunLock
 from saccade.runs.validation import STAGE_SUFFIX, Validation, load_validation_tasks, require_checkpoint_metric
 from saccade.training import checkpoint
-from saccade.training import rl as rl_training
-from saccade.training import sft as sft_training
 from saccade.training.alarms import AlarmMonitor, prefix_validation
 from saccade.training.demonstrations import DemonstrationReport
-from saccade.training.distributed.backbone import DividedBackbone
-from saccade.training.distributed.launch import get_conductor
 from saccade.training.episode_log import EpisodeWriter
-from saccade.training.step_trace import StepTrace
 from saccade.training.validation import ValidationSchedule
 from saccade.types import Demonstration, Task
 from saccade.utils.files import convert_file_errors
 from saccade.utils.jsonl import relativize_path
+
+if TYPE_CHECKING:
+    from saccade.checks.machine import CheckResult
+    from saccade.training.step_trace import StepTrace
 
 T = TypeVar("T")
 OnStep = Callable[[int, Mapping[str, float]], None]
@@ -148,6 +144,8 @@ def find_default_recipe(model: str | Path) -> tuple[str, tuple[str, ...]]:
         side = int(vision["patch_size"]) * int(vision["spatial_merge_size"])
     if side <= TINY_TOKEN_PIXELS:
         return "tiny/para_grpo", ()
+    import torch
+
     device = () if torch.cuda.is_available() else ("model.device=cpu", "model.dtype=float32")
     return "paravt/para_grpo", ("engine.name=local", *device)
 
@@ -168,6 +166,9 @@ def load_for_inference(model: str | Path, *, recipe: str = "", settings: Sequenc
 
 def load_training_components(recipe: Recipe, weights: Path) -> TrainingComponents:
     """Load a recipe's components with these weights, which are divided if several processes train."""
+    from saccade.training.distributed.backbone import DividedBackbone
+    from saccade.training.distributed.launch import get_conductor
+
     conductor = get_conductor()
     load_backbone = functools.partial(DividedBackbone, conductor) if conductor else None
     return TrainingComponents.from_recipe(recipe.with_values({"model.path": str(weights)}), load_backbone)
@@ -238,6 +239,8 @@ def start_run(
     Without `has_model` the run makes a tiny model itself. Raises the error of the first check that fails, before the
     folder becomes a run, which with an unusable recipe could only be deleted.
     """
+    from saccade.checks.run_checks import PlannedRun, require_checks, start_sandboxes
+
     checked = recipe if has_model else recipe.with_values({"model.path": "", "model.base_model": ""})
     weights = find_newest_weights(folder)
     require_checks(PlannedRun(recipe=checked, folder=folder, stages=stages, weights=weights, has_model=has_model))
@@ -247,8 +250,9 @@ def start_run(
 
 def check_run(
     folder: Path, recipe: Recipe, stages: Collection[str], *, uses_own_tasks: bool = True
-) -> Iterator[CheckResult]:
+) -> "Iterator[CheckResult]":
     """Report every check of a run in `folder`, without loading weights or writing anything."""
+    from saccade.checks.run_checks import Check, PlannedRun, report_checks, run_check
 
     def check_folder() -> str:
         if not (folder / "recipe.yaml").exists():
@@ -312,6 +316,8 @@ def generate_data(folder: Path, recipe: Recipe, *, on_progress: Callable[[int, s
 
 def create_tiny_model(folder: Path, recipe: Recipe, *, demonstrations: Path, phrases: Sequence[str] = ()) -> None:
     """Write a checkpoint of random weights whose tokens are the words of demonstrations, fixed texts and `phrases`."""
+    from saccade.models.tiny import make_tiny_model
+
     texts: dict[str, None] = {}
     for demonstration in iterate_items(demonstrations, Demonstration):
         replies = (*demonstration.replies, *(text for turn in demonstration.children for text in turn))
@@ -342,6 +348,8 @@ def sft(
     `on_step` and `on_validation` receive a step and its metrics, `on_message` how many demonstrations can be learned;
     demonstrations.json in the run folder lists the rest.
     """
+    from saccade.training import sft as sft_training
+
     file = recipe.data.demonstrations
     demonstrations = load_recipe_data(folder, recipe, "data.demonstrations", file, Demonstration)
     held_out = load_validation_tasks(folder, recipe, [demonstration.task for demonstration in demonstrations])
@@ -375,6 +383,8 @@ def rl(
     model. `run` is the folder's run if it is already open; `profile_step` is the step to trace (0: none). Raises
     RunError if the folder's SFT is unfinished, AlarmError if an alarm stops the training.
     """
+    from saccade.training import rl as rl_training
+
     tasks = load_training_tasks(folder, recipe)
     held_out = load_validation_tasks(folder, recipe, [*tasks[:], *_load_demonstrated_tasks(folder, recipe)])
     with RunLock(folder, TRAINING) as lock:
@@ -509,7 +519,7 @@ def _train_stage(
 
 def _plan_trace(
     stage: str, recipe: Recipe, run: Run, last: checkpoint.Checkpoint | None, step: int
-) -> StepTrace | None:
+) -> "StepTrace | None":
     """Return the trace of a step, None for step 0. Raises ConfigError for a step that the stage won't make."""
     first, end = last.step + 1 if last else 1, recipe.sft.steps if stage == "sft" else recipe.rl.steps
     if not step:
@@ -517,6 +527,8 @@ def _plan_trace(
     if not first <= step <= end:
         message = f"--profile {step} is none of the steps that {stage} makes now, {first} to {end}; choose one of these"
         raise ConfigError(message, key="--profile", value=step)
+    from saccade.training.step_trace import StepTrace
+
     return StepTrace(step, run.path / TRACES_FOLDER / f"{stage}-step-{step:06d}.json")
 
 

@@ -6,8 +6,7 @@ sft ──> rl ──> eval      a stage runs if the recipe configures it and na
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from saccade.checks.run_checks import STAGES
-from saccade.config.schema import Recipe
+from saccade.config.schema import STAGES, Recipe
 from saccade.errors import ConfigError
 from saccade.runs import pipeline
 

@@ -17,15 +17,17 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from saccade.config.schema import CheckpointConfig, RlConfig, SftConfig
 from saccade.errors import ModelError, RunError, SaccadeError, convert_errors
-from saccade.models.backbone import Backbone
 from saccade.models.checkpoint_files import check_weights, verify_checksums, write_checksums
-from saccade.training.distributed.backbone import DividedOptimizer
-from saccade.training.optimizer import Optimizer
 from saccade.utils.files import sync_path, sync_tree
+
+if TYPE_CHECKING:  # reports list checkpoints without torch
+    from saccade.models.backbone import Backbone
+    from saccade.training.distributed.backbone import DividedOptimizer
+    from saccade.training.optimizer import Optimizer
 
 KEEP_FILE = "keep"  # a checkpoint that contains this file is never deleted
 BEST_LINK = "best"
@@ -39,7 +41,7 @@ class Checkpoint:
     step: int
     folder: Path
 
-    def restore(self, optimizer: Optimizer | DividedOptimizer) -> dict[str, Any]:
+    def restore(self, optimizer: "Optimizer | DividedOptimizer") -> dict[str, Any]:
         """Load the optimizer's state and return the trainer's. Raises RunError, also if a file has changed."""
         with read_boundary(self.folder):
             verify_checksums(self.folder)
@@ -81,8 +83,8 @@ def save_checkpoint(
     folder: Path,
     *,
     step: int,
-    backbone: Backbone,
-    optimizer: Optimizer | DividedOptimizer,
+    backbone: "Backbone",
+    optimizer: "Optimizer | DividedOptimizer",
     trainer_state: Mapping[str, Any],
     write_extra_files: Callable[[Path], None] = lambda part_folder: None,
     policy: CheckpointConfig = CheckpointConfig(),  # noqa: B008 (frozen)
