@@ -213,8 +213,12 @@ class ProbeableEngine(Protocol):
 class FollowerEngine(Protocol):
     """An engine whose weights another process may sync: workers follow the trainer's engine, as clients of its servers.
 
-    trainer: get_sync_state() ──state──> every worker: in pause_requests(): follow(state)
+    trainer: sync_weights() ──> copy the weights ──> in the block of set_switch_guard: servers switch
+                                                        every worker: in pause_requests(): follow(get_sync_state())
     """
+
+    def set_switch_guard(self, guard: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+        """Let each later `sync_weights` switch weights inside a block of `guard()`; work before it stays outside."""
 
     def get_sync_state(self) -> Any:
         """Return the state of the last weight sync, which can be pickled; None before the first."""
@@ -333,5 +337,16 @@ RewardResult = float | Score | Ungraded  # what a reward returns
 GroupRewardResult = Sequence[float] | Ungraded  # what a group reward returns
 ScoreResult = Score | Ungraded  # what all rewards of an episode give together
 
-# Scores the episodes of one task together, in order; see `rewards.compose.compose_rewards`.
-ScoreFn = Callable[[Sequence[Episode]], Awaitable[Sequence[ScoreResult]]]
+
+class ScoreFn(Protocol):
+    """Scores the episodes of one task together; see `rewards.compose.compose_rewards`."""
+
+    def __call__(
+        self, episodes: Sequence[Episode], graded: Sequence[ScoreResult] | None = None, /
+    ) -> Awaitable[Sequence[ScoreResult]]:
+        """Return a result per episode, in order.
+
+        `graded` holds the results of the rewards of single episodes if those have been computed: only rewards of groups
+        are then computed.
+        """
+        ...

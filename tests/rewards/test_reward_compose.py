@@ -8,7 +8,7 @@ from reward_cases import RAN, answer, call, episode, task, text, think, turn
 
 from saccade.config.schema import RewardTerm
 from saccade.errors import ConfigError
-from saccade.rewards.compose import compose_rewards
+from saccade.rewards.compose import compose_rewards, select_episode_rewards
 from saccade.types import Credit, Span, Ungraded
 
 TASK = task("red")
@@ -221,8 +221,16 @@ def test_a_group_reward_from_a_file_sees_the_scores_of_the_graded_episodes(tmp_p
         "async def rank(group, *, factor: float = 1.0):\n    await asyncio.sleep(0)\n"
         "    return [factor * index + member.score.value for index, member in enumerate(group.episodes)]\n",
     )
-    scores = asyncio.run(compose_rewards({unsure: RewardTerm(), rank: RewardTerm(settings={"factor": 2.0})})(SEEN))
+    terms = {unsure: RewardTerm(), rank: RewardTerm(settings={"factor": 2.0})}
+    scores = asyncio.run(compose_rewards(terms)(SEEN))
     assert [getattr(score, "value", score) for score in scores] == [1.0, 3.0, Ungraded(reason="no idea"), 5.0]
+
+    # Rewards of single episodes may have been computed elsewhere, as by a rollout worker.
+    graded = asyncio.run(compose_rewards(select_episode_rewards(terms))(SEEN))
+    assert [getattr(score, "value", score) for score in graded] == [0.5, 0.5, Ungraded(reason="no idea"), 0.5]
+    write_reward(tmp_path / "unsure.py", "def unsure(episode):\n    raise AssertionError\n")
+    assert asyncio.run(compose_rewards(terms)(SEEN, graded)) == scores
+    assert asyncio.run(compose_rewards({unsure: RewardTerm()})(SEEN, graded)) == graded
 
 
 @pytest.mark.parametrize(

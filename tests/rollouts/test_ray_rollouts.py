@@ -17,6 +17,7 @@ from PIL import Image
 
 from saccade import sandbox
 from saccade.config.load import load_recipe
+from saccade.config.schema import RewardTerm
 from saccade.errors import ConfigError, RunError
 from saccade.rollouts.collect import collect
 from saccade.rollouts.components import RolloutComponents
@@ -27,6 +28,23 @@ from saccade.utils.jsonl import encode_json_line
 
 ENGINE = Path(__file__).with_name("logging_engine.py")
 GROUP_SIZE, NUM_TASKS = 2, 4
+# Rewards that write down their process.
+EPISODE_REWARD = """
+import os
+
+def place(episode, *, log: str) -> float:
+    with open(log, "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    return len(episode.ledger) / 1000
+"""
+GROUP_REWARD = """
+import os
+
+def group_place(group, *, log: str) -> list[float]:
+    with open(log, "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    return [scored.score.value for scored in group.episodes]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +84,16 @@ def make_recipe(tiny_folder, folder, **settings):
     overrides = [f"engine.name={ENGINE}", f"model.path={tiny_folder}", "environment.settings.tools.python.timeout=60"]
     recipe = load_recipe("tiny/pyvision_image", [*overrides, "sampling.max_tokens=400"])
     environment = {**recipe.environment.settings, "max_context_tokens": 8000}
+    rewards = {**recipe.rewards}
+    for name, text in (("place", EPISODE_REWARD), ("group_place", GROUP_REWARD)):
+        (path := folder / f"{name}.py").write_text(text)
+        rewards[str(path)] = RewardTerm(settings={"log": str(folder / f"{name}.log")})
     values = {"engine.settings": {"log": str(folder / "log"), **settings}, "environment.settings": environment}
-    return recipe.with_values(values)
+    return recipe.with_values({**values, "rewards": rewards})
+
+
+def read_processes(folder, name):
+    return {int(line) for line in (folder / f"{name}.log").read_text().split()}
 
 
 def run_on_ray(recipe, folder, tasks, address, *, ray=None, **options):
@@ -139,6 +165,8 @@ def test_a_killed_worker_costs_its_own_groups_alone(cluster, tiny_folder, tasks,
     number, processes = count_requests(tmp_path, "code")
     assert number == (NUM_TASKS + 1) * GROUP_SIZE  # the killed worker's group, and no other, ran again
     assert str(os.getpid()) not in processes
+    assert read_processes(tmp_path, "place") <= {int(process) for process in processes}
+    assert read_processes(tmp_path, "group_place") == {os.getpid()}
     assert (metrics["workers/lost"], metrics["workers/rerun_groups"]) == (1, 1)
     assert "is lost" in (tmp_path / LOG_FILE).read_text()
 
@@ -251,6 +279,7 @@ def test_a_removed_node_costs_no_finished_group(tiny_folder, tasks, tmp_path, lo
     pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
     cluster, node = make_cluster()
     settings = {"rollouts.ray.max_episodes": GROUP_SIZE, "rollouts.ray.lease_timeout": 12.0}
+    settings |= {"rollouts.ray.scoring": "trainer"}
     recipe = make_recipe(tiny_folder, tmp_path, latency=2.0)
     try:
         with change_during(tmp_path / "log", lambda: cluster.remove_node(node, allow_graceful=False)):
@@ -258,6 +287,7 @@ def test_a_removed_node_costs_no_finished_group(tiny_folder, tasks, tmp_path, lo
     finally:
         cluster.shutdown()
     assert describe(groups, tmp_path) == local_groups
+    assert read_processes(tmp_path, "place") == {os.getpid()}
     assert metrics["workers/lost"] <= 1
     assert count_requests(tmp_path, "answer")[0] <= (NUM_TASKS + 1) * GROUP_SIZE  # no finished group ran again
 

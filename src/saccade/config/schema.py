@@ -378,6 +378,8 @@ class RayConfig(Section):
     # custom resources that Ray reserves for a worker, to place workers on some nodes only, such as {rollouts: 1}
     resources: dict[str, PositiveFloat] = Field(default_factory=dict)
     max_episodes: PositiveInt = 128  # episodes in progress per worker; a larger group runs alone
+    # where rewards of single episodes run, judges included: workers or trainer; rewards of groups run in the trainer
+    scoring: Literal["workers", "trainer"] = "workers"
     # a worker that sends no heartbeat for so long is restarted, and its groups run on others, seconds
     lease_timeout: PositiveFloat = 60.0
     max_attempts: PositiveInt = 3  # workers that a group may lose before the run stops

@@ -39,6 +39,7 @@ class Scripted:
         self._renderer, self._replies, self._latency = renderer, replies, latency
         self._num_replies_used = 0
         self._is_closed = False
+        self._guard_switch: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Return the next reply; see protocols.Engine. Raises EngineError if none is left."""
@@ -77,7 +78,12 @@ class Scripted:
 
     async def sync_weights(self, source: WeightSource, version: int) -> None:
         """Set the version; scripts have no weights."""
-        self.version = version
+        async with self._guard_switch():
+            self.version = version
+
+    def set_switch_guard(self, guard: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+        """Let `sync_weights` set the version inside a block of `guard()`; see protocols.FollowerEngine."""
+        self._guard_switch = guard
 
     def get_sync_state(self) -> int:
         """Return the version; see protocols.FollowerEngine."""

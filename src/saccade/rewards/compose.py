@@ -49,9 +49,8 @@ def compose_rewards(terms: Mapping[str, RewardTerm]) -> ScoreFn:
     weights = {part: terms[name].weight for part, name in names.items()}
     rewards = {part: resolve_reward(name, terms[name].settings) for part, name in names.items()}
     rewards.setdefault("format_compliance", resolve_reward("format_compliance", {}))
-    parameters = {part: list(inspect.signature(reward).parameters) for part, reward in rewards.items()}
-    group_rewards = {part: rewards.pop(part) for part, names_of in parameters.items() if names_of[:1] == ["group"]}
-    needs_correct = {part for part in rewards if "correct" in parameters[part]}
+    group_rewards = {part: rewards.pop(part) for part in list(rewards) if _is_group_reward(rewards[part])}
+    needs_correct = {part for part, reward in rewards.items() if "correct" in inspect.signature(reward).parameters}
     marked = [part for part in weights if terms[names[part]].correct]
     if len(marked) > 1:
         both = tuple(names[part] for part in marked)
@@ -88,8 +87,10 @@ def compose_rewards(terms: Mapping[str, RewardTerm]) -> ScoreFn:
             ),
         )
 
-    async def score_group(episodes: Sequence[Episode]) -> Sequence[ScoreResult]:
-        results = await score_each(score_episode)(episodes)
+    async def score_group(
+        episodes: Sequence[Episode], graded: Sequence[ScoreResult] | None = None
+    ) -> Sequence[ScoreResult]:
+        results = await score_each(score_episode)(episodes, graded)
         group = build_group(episodes, results)
         scores = [scored.score for scored in group.episodes]
         for part, reward in group_rewards.items() if scores else ():
@@ -109,7 +110,12 @@ def compose_rewards(terms: Mapping[str, RewardTerm]) -> ScoreFn:
 def score_each(score_episode: Callable[[Episode], ScoreResult | Awaitable[ScoreResult]]) -> ScoreFn:
     """Return a function that scores each episode on its own, all of them concurrently."""
 
-    async def score_all(episodes: Sequence[Episode]) -> Sequence[ScoreResult]:
+    async def score_all(
+        episodes: Sequence[Episode], graded: Sequence[ScoreResult] | None = None
+    ) -> Sequence[ScoreResult]:
+        if graded is not None:
+            return graded
+
         async def score(episode: Episode) -> ScoreResult:
             return await maybe_await(score_episode(episode))
 
@@ -132,6 +138,15 @@ def build_group(episodes: Sequence[Episode], results: Sequence[ScoreResult]) -> 
             if isinstance(result, Ungraded)
         ),
     )
+
+
+def select_episode_rewards(terms: Mapping[str, RewardTerm]) -> dict[str, RewardTerm]:
+    """Return the terms that score single episodes. Raises ConfigError for a bad name or setting."""
+    return {name: term for name, term in terms.items() if not _is_group_reward(resolve_reward(name, term.settings))}
+
+
+def _is_group_reward(reward: Callable[..., Any]) -> bool:
+    return list(inspect.signature(reward).parameters)[:1] == ["group"]
 
 
 def resolve_reward(name: str, settings: Mapping[str, Any]) -> Callable[..., Any]:

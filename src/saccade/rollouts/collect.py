@@ -10,8 +10,8 @@ An episode waits for the engine and its own tools, never for a sibling; a group 
 runs between passes of the engine; rewards that wait (for a judge, a process) wait concurrently, and only their own
 group waits for them. An exception (a setting or a task that the user must fix) cancels every group and is raised.
 
-Episodes run in this process, or where a launcher runs them, such as workers of a Ray cluster (`rollouts/ray`). Scoring
-is always done here.
+Episodes run in this process, or where a launcher runs them, such as workers of a Ray cluster (`rollouts/ray`). Workers
+may grade single episodes, too; rewards of groups are computed here.
 """
 
 import asyncio
@@ -40,10 +40,11 @@ class Launcher(Protocol):
         *,
         run_fn: RunEpisode,
         on_discarded: Callable[[Episode], None],
-    ) -> list[Episode]:
+    ) -> tuple[list[Episode], Sequence[ScoreResult] | None]:
         """Run one episode per context with `run_fn`, all started together, and return them in order.
 
-        If the call is cancelled, `on_discarded` receives the episodes that had ended.
+        The second value holds the results of the rewards of single episodes if the processes have computed them, as
+        `protocols.ScoreFn` takes them. If the call is cancelled, `on_discarded` receives the episodes that had ended.
         """
 
     def pop_metrics(self) -> Mapping[str, float]:
@@ -161,18 +162,22 @@ async def run_group(
     async with semaphore:
         if launcher is None:
             episode_tasks = [asyncio.create_task(run_fn(task, make_environment, ctx)) for ctx in contexts]
-            sampled = await await_episodes(episode_tasks, on_discarded)
+            sampled, graded = await await_episodes(episode_tasks, on_discarded), None
         else:
-            sampled = await launcher.run_episodes(
+            sampled, graded = await launcher.run_episodes(
                 task, make_environment, contexts, run_fn=run_fn, on_discarded=on_discarded
             )
+
+    async def score(part: slice) -> Sequence[ScoreResult]:
+        return await (score_fn(sampled[part]) if graded is None else score_fn(sampled[part], graded[part]))
+
     # Outside the semaphore: the next group starts while this one is scored.
-    episodes, baseline = (sampled[:-1], sampled[-1]) if with_baseline else (sampled, None)
+    num_compared = len(sampled) - with_baseline
     try:
-        group = build_group(episodes, await score_fn(episodes))
-        if baseline is not None:  # scored alone: a group reward compares the others
-            [result] = await score_fn([baseline])
-            group = _add_baseline(group, episodes, baseline, result)
+        group = build_group(sampled[:num_compared], await score(slice(num_compared)))
+        if with_baseline:  # scored alone: a group reward compares the others
+            [result] = await score(slice(num_compared, None))
+            group = _add_baseline(group, sampled, result)
     except asyncio.CancelledError:
         for episode in sampled:
             on_discarded(episode)
@@ -181,7 +186,8 @@ async def run_group(
     return group
 
 
-def _add_baseline(group: Group, episodes: Sequence[Episode], baseline: Episode, result: ScoreResult) -> Group:
+def _add_baseline(group: Group, sampled: Sequence[Episode], result: ScoreResult) -> Group:
+    *episodes, baseline = sampled
     if isinstance(result, Ungraded):
         reason = f"the group's greedy episode could not be graded: {result.reason}"
         return build_group(episodes, [Ungraded(reason=reason)] * len(episodes))

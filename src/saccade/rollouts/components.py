@@ -13,7 +13,7 @@ from saccade.environments.task_environments import TaskEnvironments
 from saccade.errors import ConfigError, convert_errors
 from saccade.media.cache import CachingMediaLoader
 from saccade.protocols import NOT_TRAINABLE_MESSAGE, ChatEngine, Context, Engine, Renderer, ScoreFn
-from saccade.rewards.compose import compose_rewards
+from saccade.rewards.compose import compose_rewards, select_episode_rewards
 from saccade.rollouts.collect import Launcher
 from saccade.types import SamplingParams
 from saccade.utils.async_utils import PausableClock
@@ -154,7 +154,7 @@ def compose_task_rewards(recipe: Recipe) -> ScoreFn:
     by_name = {name: compose_rewards(config.rewards) for name, config in recipe.environments.items() if config.rewards}
     if not by_name:
         return default
-    return lambda episodes: by_name.get(episodes[0].task.environment or "", default)(episodes)
+    return lambda episodes, *graded: by_name.get(episodes[0].task.environment or "", default)(episodes, *graded)
 
 
 def _build_engine(recipe: Recipe, **dependencies: Any) -> Any:
@@ -225,6 +225,15 @@ def remove_rewards(recipe: Recipe) -> Recipe:
     """Return the recipe without rewards, for whatever grades nothing and so needs no judge: SFT, `saccade ask`."""
     environments = {name: config.with_values({"rewards": {}}) for name, config in recipe.environments.items()}
     return recipe.with_values({"rewards": {}, "environments": environments})
+
+
+def remove_group_rewards(recipe: Recipe) -> Recipe:
+    """Return the recipe with the rewards of single episodes alone. Raises ConfigError for a bad name or setting."""
+    environments = {
+        name: config.with_values({"rewards": select_episode_rewards(config.rewards)})
+        for name, config in recipe.environments.items()
+    }
+    return recipe.with_values({"rewards": select_episode_rewards(recipe.rewards), "environments": environments})
 
 
 def require_trainable(recipe: Recipe) -> Recipe:

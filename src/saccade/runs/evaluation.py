@@ -103,7 +103,7 @@ def evaluate(
         if scored is None:
             components = load_components(recipe, checkpoint)
             components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
-            components = connect_launcher(components, folder)
+            components = connect_launcher(components, folder, has_rewards=named_score_fn is None)
             work = evaluation_runner.evaluate(
                 tasks,
                 environments=components.environments,

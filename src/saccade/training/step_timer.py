@@ -71,13 +71,15 @@ class StepTimer:
         is_extra = self._is_overlapped  # the reward's time is then part of other phases
         return sum(self._phase_seconds.values()) - is_extra * self._phase_seconds.get("seconds/reward", 0.0)
 
-    async def score_fn(self, episodes: Sequence[Episode]) -> Sequence[ScoreResult]:
+    async def score_fn(
+        self, episodes: Sequence[Episode], *graded: Sequence[ScoreResult] | None
+    ) -> Sequence[ScoreResult]:
         """Score episodes and sum the seconds in which callers wait; overlapping waits count once."""
         if not self._num_waiting:
             self._wait_start = time.perf_counter()
         self._num_waiting += 1
         try:
-            return await self._score_fn(episodes)
+            return await self._score_fn(episodes, *graded)
         finally:
             self._num_waiting -= 1
             if not self._num_waiting:

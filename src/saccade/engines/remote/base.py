@@ -14,6 +14,7 @@ import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -226,6 +227,10 @@ class RemoteEngine:
             )
         self._source = source
         return await self._weight_sync.sync_weights(self._pool, source, version)
+
+    def set_switch_guard(self, guard: Callable[[], AbstractAsyncContextManager[None]]) -> None:
+        """Pause other clients while servers switch weights; see protocols.FollowerEngine."""
+        self._weight_sync.guard_switch = guard
 
     def get_sync_state(self) -> SyncState | None:
         """Return what clients in other processes must know; see protocols.FollowerEngine."""

@@ -32,7 +32,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -94,6 +94,7 @@ class WeightSync:
         self._revoked_labels: set[str] = set()
         self._followed: SyncState | None = None  # of the process that syncs the weights, if it isn't this one
         self.outdated_servers: set[str] = set()  # that have other weights than `_followed` says
+        self.guard_switch: Callable[[], AbstractAsyncContextManager[None]] = nullcontext  # e.g. pauses other clients
         self.current: WeightVersion | None = None
 
     @property
@@ -146,7 +147,7 @@ class WeightSync:
         new = await self._copy_weights(source, version, f"saccade-{version}-{secrets.token_hex(4)}")
         copied = time.perf_counter()
         try:
-            async with self.pause(pool):
+            async with self.guard_switch(), self.pause(pool):
                 drained = time.perf_counter()
                 await self._publish(pool, source, new)
         except BaseException:

@@ -47,6 +47,7 @@ class Lease:
     start_time: float  # when it arrived
     num_lost_workers: int = 0
     wait_seconds: float | None = None  # until its first worker had room
+    is_running: bool = False  # whether its episodes are in progress; else it waits, or is scored
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -64,8 +65,8 @@ class Worker:
 
     @property
     def num_episodes(self) -> int:
-        """Return the number of its episodes in progress."""
-        return sum(len(lease.request.episodes) for lease in self.leases.values())
+        """Return the number of its episodes in progress; those that are scored need no room."""
+        return sum(len(lease.request.episodes) for lease in self.leases.values() if lease.is_running)
 
 
 class Driver:
@@ -142,20 +143,23 @@ class Driver:
             able = [
                 worker
                 for worker in self._workers
-                if worker.is_up and (not worker.leases or worker.num_episodes + size <= self._config.max_episodes)
+                if worker.is_up and (not worker.num_episodes or worker.num_episodes + size <= self._config.max_episodes)
             ]
             if not able:
                 return
             lease, worker = self._waiting.popleft(), min(able, key=lambda worker: worker.num_episodes)
             if lease.wait_seconds is None:
                 lease.wait_seconds = asyncio.get_running_loop().time() - lease.start_time
-            worker.leases[lease.request.key] = lease
+            worker.leases[lease.request.key], lease.is_running = lease, True
             self._start(self._run(worker, lease))
 
     async def _run(self, worker: Worker, lease: Lease) -> None:
         key, generation = lease.request.key, worker.generation
         try:
             result = await worker.actor.run_group.remote(lease.request, self._sync_state)
+            if result is None:  # its episodes have ended
+                self._end_episodes(worker, lease)
+                result = await worker.actor.score_group.remote(key)
         except RayTaskError as error:
             if isinstance(error.cause, AssertionError):  # Ray restarted the worker
                 self._lose(worker, generation, "it was restarted")
@@ -167,10 +171,17 @@ class Driver:
             self._lose(worker, generation, _describe(error))
             return
         if worker.leases.get(key) is lease:
+            lease.is_running = False
             del worker.leases[key]
         if self._leases.get(key) is lease:  # else another worker was faster
             self._finish(replace(result, wait_seconds=lease.wait_seconds or 0.0))
         self._dispatch()
+
+    def _end_episodes(self, worker: Worker, lease: Lease) -> None:
+        """Let other groups take the room of a group that is scored."""
+        if worker.leases.get(lease.request.key) is lease:
+            lease.is_running = False
+            self._dispatch()
 
     def _finish(self, result: GroupResult) -> None:
         del self._leases[result.key]

@@ -5,11 +5,12 @@
                                    └── results; a driver that ends is replaced, and gets the open groups again
 
 A group runs once: its result stays here from the moment it arrives, whatever happens to workers, nodes or the head. A
-group that was lost before runs again with the same seeds, so the episodes are those of a run without losses. Scoring is
-done here, so judges, caches and limits of rewards are those of a run without workers.
+group that was lost before runs again with the same seeds, so the episodes are those of a run without losses. Workers
+compute the rewards of single episodes, judges included, unless `rollouts.ray.scoring` says otherwise; rewards of groups
+are computed here.
 
-A weight sync pauses all workers, syncs the weights with the trainer's engine, and sends the workers its state. This
-process never imports Ray, which ends a process whose head is restarted.
+A weight sync of the trainer's engine copies the weights while workers continue; it pauses them for the switch alone,
+and sends them its state. This process never imports Ray, which ends a process whose head is restarted.
 """
 
 import asyncio
@@ -32,8 +33,8 @@ from typing import Any, TypeVar
 from saccade import plugins
 from saccade.config.schema import Recipe
 from saccade.errors import BrokenEngineError, ConfigError, SaccadeError
-from saccade.protocols import Context, Engine, EnvironmentFactory, FollowerEngine, WeightSource
-from saccade.rollouts.components import RolloutComponents, remove_rewards
+from saccade.protocols import Context, Engine, EnvironmentFactory, FollowerEngine, ScoreResult, WeightSource
+from saccade.rollouts.components import RolloutComponents, remove_group_rewards, remove_rewards
 from saccade.rollouts.ray import messages
 from saccade.rollouts.ray.messages import (
     DriverSetup,
@@ -57,17 +58,20 @@ _MAX_BACKOFF = 15.0  # seconds between two drivers
 _logger = logging.getLogger("saccade")
 
 
-def connect_launcher(components: C, folder: Path) -> C:
+def connect_launcher(components: C, folder: Path, *, has_rewards: bool = True) -> C:
     """Return the components with the launcher of their recipe, for a run in `folder`.
 
-    With the launcher `ray`, the engine's `sync_weights` syncs the workers, too, and its `close` ends them. Raises
+    With the launcher `ray`, the engine's `sync_weights` syncs the workers, too, and its `close` ends them. Without
+    `has_rewards` the episodes are scored by other functions than the recipe's rewards, so workers score nothing. Raises
     ConfigError if the recipe can't be run by its launcher.
     """
     recipe = components.recipe
     check_launcher(recipe)
     if recipe.rollouts.launcher == "local":
         return components
-    launcher = RayLauncher(components, folder.resolve())
+    launcher = RayLauncher(components, folder.resolve(), has_rewards=has_rewards)
+    if isinstance(components.engine, FollowerEngine):
+        components.engine.set_switch_guard(launcher.pause)
     engine: Any = _LaunchingEngine(components.engine, launcher)
     return replace(components, engine=engine, launcher=launcher)
 
@@ -109,11 +113,13 @@ class _OpenGroup:
 class RayLauncher:
     """Runs groups on Ray workers; the first group starts the driver process. See `collect.Launcher`."""
 
-    def __init__(self, components: RolloutComponents, folder: Path) -> None:
+    def __init__(self, components: RolloutComponents, folder: Path, *, has_rewards: bool = True) -> None:
         recipe, generated_dir = components.recipe, Path(components.media.generated_dir or folder / "images").absolute()
         self._config, self._folder, self._generated_dir = recipe.rollouts.ray, folder, generated_dir
         model = {"model.path": str(Path(recipe.model.path).absolute())} if recipe.model.path else {}
-        self._recipe, self._engine = remove_rewards(recipe).with_values(model), components.engine
+        self._is_scored = has_rewards and self._config.scoring == "workers"
+        select_rewards = remove_group_rewards if self._is_scored else remove_rewards
+        self._recipe, self._engine = select_rewards(recipe).with_values(model), components.engine
         self._open_groups: dict[GroupKey, _OpenGroup] = {}
         self._call_numbers = itertools.count()
         self._driver_task: asyncio.Task[None] | None = None
@@ -137,11 +143,11 @@ class RayLauncher:
         *,
         run_fn: RunEpisode,
         on_discarded: Callable[[Episode], None],
-    ) -> list[Episode]:
+    ) -> tuple[list[Episode], Sequence[ScoreResult] | None]:
         """Run a group's episodes on one worker; see `collect.Launcher`.
 
-        Of the live events only `end` is emitted. Raises what an episode raises; RunError if its workers are lost again
-        and again, BrokenEngineError if no worker is up for `rollouts.ray.down_timeout` seconds.
+        Of the live events only `end` is emitted. Raises what an episode or a reward raises; RunError if its workers are
+        lost again and again, BrokenEngineError if no worker is up for `rollouts.ray.down_timeout` seconds.
         """
         restart_on_update = run_fn.__self__ if inspect.ismethod(run_fn) else None
         if run_fn is not run_episode and not isinstance(restart_on_update, RestartOnUpdate):
@@ -162,6 +168,7 @@ class RayLauncher:
             ),
             restarts_on_update=restart_on_update is not None,
             media_files=tuple(file for file in _list_files(task) if os.path.exists(file)),
+            is_scored=self._is_scored,
         )
         result = await self._run(request, on_discarded)
         if isinstance(restart_on_update, RestartOnUpdate):
@@ -169,7 +176,7 @@ class RayLauncher:
         self._wait_seconds.append(result.wait_seconds)
         for ctx, episode in zip(contexts, result.episodes, strict=True):
             ctx.emit_event("end", episode=episode)
-        return [*result.episodes]
+        return [*result.episodes], result.graded
 
     async def _run(self, request: GroupRequest, on_discarded: Callable[[Episode], None]) -> GroupResult:
         self._start()
@@ -412,7 +419,7 @@ class _LaunchingEngine:
         return getattr(self._engine, name)
 
     async def sync_weights(self, source: WeightSource, version: int) -> Mapping[str, float] | None:
-        """Sync the weights while the workers are paused; see protocols.Engine."""
+        """Sync the weights; the workers are paused while servers switch. See protocols.Engine."""
         if not isinstance(self._engine, FollowerEngine):
             raise ConfigError(
                 f"rollouts.launcher=ray can't train with the engine {type(self._engine).__name__}, which doesn't "
@@ -420,8 +427,7 @@ class _LaunchingEngine:
                 key="rollouts.launcher",
                 value="ray",
             )
-        async with self._launcher.pause():
-            return await self._engine.sync_weights(source, version)
+        return await self._engine.sync_weights(source, version)
 
     async def close(self) -> None:
         """End the workers and close the engine."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from saccade.config.schema import RayConfig, Recipe
 from saccade.errors import SaccadeError
+from saccade.protocols import ScoreResult
 from saccade.types import Episode, SamplingParams, Task
 
 
@@ -47,6 +48,7 @@ class GroupRequest:
     episodes: Sequence[EpisodeRequest]
     restarts_on_update: bool  # whether episodes in progress start over at a weight sync
     media_files: Sequence[str]  # of the task, that exist where the trainer runs
+    is_scored: bool  # whether the worker computes the rewards of single episodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,7 @@ class GroupResult:
 
     key: GroupKey
     episodes: Sequence[Episode]
+    graded: Sequence[ScoreResult] | None = None  # of the rewards of single episodes, if the worker has computed them
     is_cancelled: bool = False
     error: SaccadeError | None = None  # what the user must fix
     restarts: Mapping[str, float] = field(default_factory=dict)  # of its worker; see RestartOnUpdate.pop_metrics
@@ -66,7 +69,7 @@ class GroupResult:
 class WorkerSetup:
     """What a worker is built from."""
 
-    recipe: Recipe  # without rewards: the trainer scores episodes
+    recipe: Recipe  # with the rewards that workers compute
     generated_dir: str  # folder of images that tools make
     probe_file: str  # a file in it that a worker must see
     working_dir: str  # where relative paths start

@@ -1,6 +1,7 @@
 """A rollout worker: runs groups of episodes with its own engine client, media cache and sandboxes.
 
     driver ──run_group──────> RolloutWorker ──run_episode──> the engine's servers; sandboxes and media of this node
+           ──score_group────>               ──score_fn─────> rewards of single episodes, judges
            ──pause, resume──>
 
 The driver makes it an actor of Ray; this module doesn't import Ray. It holds no weights: `engine.follow` is all that it
@@ -12,11 +13,12 @@ import contextlib
 import functools
 import os
 import socket
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from saccade.errors import RunError, SaccadeError, convert_errors
-from saccade.protocols import FollowerEngine
+from saccade.protocols import FollowerEngine, ScoreResult
 from saccade.rollouts.collect import await_episodes
 from saccade.rollouts.ray.messages import GroupKey, GroupRequest, GroupResult, WorkerSetup, WorkerStatus
 from saccade.rollouts.restart_on_update import RestartOnUpdate
@@ -26,6 +28,8 @@ from saccade.types import Episode
 if TYPE_CHECKING:
     from saccade.rollouts.components import RolloutComponents
 
+T = TypeVar("T")
+
 
 class RolloutWorker:
     """Runs groups; `name` is the actor's. `start` comes first."""
@@ -33,7 +37,8 @@ class RolloutWorker:
     def __init__(self, name: str) -> None:
         self._name, self._host = name, socket.gethostname()
         self._components: RolloutComponents | None = None
-        self._tasks: dict[GroupKey, asyncio.Task[list[Episode]]] = {}
+        self._tasks: dict[GroupKey, asyncio.Task[Any]] = {}  # that `cancel` cancels
+        self._unscored: dict[GroupKey, list[Episode]] = {}  # groups between `run_group` and `score_group`
         self._num_groups = self._num_episodes = self._num_tokens = 0  # of finished groups
         self._restart_on_update = RestartOnUpdate()
         self._pause: contextlib.AsyncExitStack | None = None
@@ -51,26 +56,51 @@ class RolloutWorker:
             return _make_picklable(error)
         return None
 
-    async def run_group(self, request: GroupRequest, sync_state: Any) -> GroupResult:
-        """Run a group's episodes with the weights of `sync_state`; an error is a part of the result."""
+    async def run_group(self, request: GroupRequest, sync_state: Any) -> GroupResult | None:
+        """Run a group's episodes with the weights of `sync_state`; an error is a part of the result.
+
+        None: the episodes have ended, and `score_group` returns them.
+        """
         # Ray has restarted the actor: the driver treats the failure as a lost worker.
         assert self._components is not None, "the worker was restarted"
         self._follow(sync_state)
         discarded: list[Episode] = []
-        self._tasks[request.key] = asyncio.create_task(self._run_episodes(self._components, request, discarded))
-        try:
-            episodes = await self._tasks[request.key]
-        except asyncio.CancelledError:  # by `cancel`
-            return GroupResult(key=request.key, episodes=discarded, is_cancelled=True, worker=self._name)
-        except SaccadeError as error:
-            return GroupResult(key=request.key, episodes=(), error=_make_picklable(error), worker=self._name)
-        finally:
-            del self._tasks[request.key]
+        episodes = await self._await(request.key, self._run_episodes(self._components, request, discarded), discarded)
+        if isinstance(episodes, GroupResult):
+            return episodes
         self._num_groups += 1
         self._num_episodes += len(episodes)
         self._num_tokens += sum(episode.usage.sampled_tokens for episode in episodes)
+        if not request.is_scored:
+            return self._build_result(request.key, episodes)
+        self._unscored[request.key] = episodes
+        return None
+
+    async def score_group(self, key: GroupKey) -> GroupResult:
+        """Compute the rewards of single episodes, after `run_group`."""
+        assert self._components is not None, "the worker was restarted"
+        assert key in self._unscored, "the worker was restarted"
+        episodes = self._unscored.pop(key)
+        graded = await self._await(key, self._components.score_fn(episodes), episodes)
+        return graded if isinstance(graded, GroupResult) else self._build_result(key, episodes, graded)
+
+    def _build_result(
+        self, key: GroupKey, episodes: list[Episode], graded: Sequence[ScoreResult] | None = None
+    ) -> GroupResult:
         restarts = self._restart_on_update.pop_metrics()  # of all groups: the launcher adds them up
-        return GroupResult(key=request.key, episodes=episodes, restarts=restarts, worker=self._name)
+        return GroupResult(key=key, episodes=episodes, graded=graded, restarts=restarts, worker=self._name)
+
+    async def _await(self, key: GroupKey, work: Awaitable[T], discarded: list[Episode]) -> T | GroupResult:
+        """Return the result of `work`; if it is cancelled or fails, a group's result that holds `discarded`."""
+        self._tasks[key] = task = asyncio.ensure_future(work)
+        try:
+            return await task
+        except asyncio.CancelledError:  # by `cancel`
+            return GroupResult(key=key, episodes=discarded, is_cancelled=True, worker=self._name)
+        except SaccadeError as error:
+            return GroupResult(key=key, episodes=(), error=_make_picklable(error), worker=self._name)
+        finally:
+            del self._tasks[key]
 
     async def _run_episodes(
         self, components: "RolloutComponents", request: GroupRequest, discarded: list[Episode]
@@ -96,7 +126,7 @@ class RolloutWorker:
         return await await_episodes(episode_tasks, discarded.append)
 
     async def cancel(self, key: GroupKey) -> None:
-        """Cancel a group if it is in progress; its result then holds the episodes that have ended."""
+        """Cancel a group if it runs or is scored; its result then holds the episodes that have ended."""
         if task := self._tasks.get(key):
             task.cancel()
 
