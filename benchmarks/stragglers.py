@@ -30,18 +30,11 @@ from saccade.training.rollout_batch import collect_batch
 from saccade.types import Score, Task
 
 
-def load_components(folder: Path, prompts: int, over_provision: float) -> tuple[TrainingComponents, list[Task]]:
-    """Load components that keep every group, and their tasks."""
+def load_components(folder: Path, *overrides: str) -> tuple[TrainingComponents, list[Task]]:
+    """Load components that keep every group, and their tasks, from the model and the dataset in `folder`."""
     settings = ["environment.name=single_turn", "environment.settings={num_frames: 4, frame_pixels: [256, 256]}"]
-    settings += [
-        f"model.path={folder / 'model'}",
-        f"rl.prompts_per_step={prompts}",
-        f"rl.selection.over_provision={over_provision}",
-    ]
-    recipe = load_recipe(
-        "tiny/base",
-        [*settings, "rl={selection: {oversample: 1}, filters: {reward_std: null}}", "rewards={accuracy: {}}"],
-    )
+    settings += [f"model.path={folder / 'model'}", "rewards={accuracy: {}}", *overrides]
+    recipe = load_recipe("tiny/base", [*settings, "rl={selection: {oversample: 1}, filters: {reward_std: null}}"])
     tasks = load_tasks(folder / "synthetic/train/tasks.jsonl")
     return replace(TrainingComponents.from_recipe(recipe), score_fn=score_each(lambda episode: Score(value=0.0))), tasks
 
@@ -76,10 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder = Path(name)
         make_tiny_model(folder / "model")
         generate_dataset(folder / "synthetic", SyntheticConfig(train=4, validation=1, test=1), seed=0)
-        spare, (plain, tasks) = (
-            load_components(folder, chosen.prompts, chosen.over_provision)[0],
-            load_components(folder, chosen.prompts, 1),
-        )
+        prompts = f"rl.prompts_per_step={chosen.prompts}"
+        plain, tasks = load_components(folder, prompts)
+        spare, _ = load_components(folder, prompts, f"rl.selection.over_provision={chosen.over_provision}")
         cases = {
             "none slow": (plain, 1.0),
             "none slow, over-provisioned": (spare, 1.0),

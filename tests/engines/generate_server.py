@@ -1,8 +1,8 @@
 """A fake vLLM server for tests: a real HTTP server with vLLM's endpoints and configurable failures.
 
 Its weights are a label and, if it has workers (`workers.py`), the tensors that they received. A gate may hold replies
-after some tokens (`hold_replies`), so that a reply spans several labels: a pause stops sampling (mode "keep"), or waits
-until all replies have ended (mode "wait").
+after some tokens (`hold_replies`), so that a reply spans several labels: a pause stops sampling (mode "keep"), waits
+until all replies have ended (mode "wait"), or ends them with the tokens so far (mode "abort").
 """
 
 import base64
@@ -42,7 +42,7 @@ class Served:
         self.well, self.closing = threading.Event(), threading.Event()
         self.well.set()
         self.lock = threading.Condition()
-        self.label, self.paused, self.orders = LABEL, False, []
+        self.label, self.paused, self.orders, self.num_aborts = LABEL, False, [], 0
         self.num_misses = 0  # requests refused because they lack the data of an image
         self.num_uploads = 0  # images received with their data
         self.images = {}  # the size of each image that it has, by its uuid
@@ -54,11 +54,13 @@ class Served:
         return self.gate
 
     def sample(self, count, gate=None, has_left=lambda: False):
-        """Sample `count` tokens through a gate until the client `has_left`; return the spans of their labels."""
+        """Sample `count` tokens through a gate until the client `has_left` or a pause aborts the reply; return the
+        spans of their labels. A reply that starts during a pause is not aborted.
+        """
         labels = []
         with self.lock:
-            reply = gate.start() if gate else None
-            while len(labels) < count and not has_left():
+            reply, num_aborts = gate.start() if gate else None, self.num_aborts
+            while len(labels) < count and not has_left() and self.num_aborts == num_aborts:
                 if self.paused or (gate and not gate.has_passed(reply)):
                     self.lock.wait(0.02)  # nothing notifies of a disconnected client
                     continue
@@ -66,7 +68,7 @@ class Served:
                 if gate:
                     gate.count(reply)
         edges = [index for index in range(len(labels)) if not index or labels[index] != labels[index - 1]]
-        ends = [*edges[1:], len(labels)]
+        ends = [*edges[1:], len(labels)][: len(edges)]  # none without tokens
         return [{"version": labels[start], "start": start, "end": end} for start, end in zip(edges, ends, strict=True)]
 
     def restart(self):
@@ -92,6 +94,7 @@ class Served:
             self.orders.append((path, query))
             if path == "/pause" and "mode=wait" in query:
                 self.lock.wait_for(lambda: not self.open)
+            self.num_aborts += path == "/pause" and "mode=abort" in query
             if path == "/reset_mm_cache":
                 self.images.clear()
             self.paused = path == "/pause" or (self.paused and path != "/resume")
@@ -225,6 +228,11 @@ def server(renderer, behave=None, *, port=0, lacks=(), context=4096, words=None,
             if behavior is None:
                 spans = served.sample(body["sampling_params"]["max_tokens"], gate, self.has_left)
                 behavior = reply_to(body, renderer, sizes, weight_versions=spans)
+                choice = behavior["choices"][0]
+                if (count := spans[-1]["end"] if spans else 0) < body["sampling_params"]["max_tokens"]:  # aborted
+                    logprobs = {"content": choice["logprobs"]["content"][:count]}
+                    choice |= {"token_ids": choice["token_ids"][:count], "logprobs": logprobs}
+                    choice |= {"finish_reason": "abort", "weight_versions": spans or None}  # as vLLM returns them
             return self.answer(behavior)
 
         def has_left(self):

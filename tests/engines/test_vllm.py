@@ -21,9 +21,11 @@ from saccade.errors import BrokenEngineError, ConfigError
 from saccade.ledger import ImageRef, Ledger
 from saccade.media.image import encode_png
 from saccade.models.backbone import Backbone
+from saccade.rollouts.runner import append_completion
 from saccade.runs import pipeline
 from saccade.testing import FakeMediaLoader, check_engine
-from saccade.types import FinishReason, GenerationRequest, Message, SamplingParams
+from saccade.training.packing import pack
+from saccade.types import FinishReason, GenerationRequest, Message, SamplingParams, TrainingSample
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 each_weight_sync = pytest.mark.parametrize("weight_sync", ["files", pytest.param("gloo", marks=pytest.mark.soak)])
@@ -424,9 +426,10 @@ def test_a_cancelled_request_is_aborted_on_the_server(vllm_server, backbone):
 
 
 @pytest.mark.soak
-def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server, backbone):
-    """An update in the middle of replies that have seen images: what each version sampled is, token by token, as
-    logprobs to the trainer's weights of that version as the server reply, all before it included.
+@pytest.mark.parametrize("in_flight", ["continue", "abort"])
+def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server, backbone, in_flight):
+    """A sync within replies about images: the ledger has a segment per version, and each token's logprob, also the one
+    that the loss gets, is that of its version's weights, given all tokens before it.
     """
     renderer, pixels = backbone.renderer, FakeMediaLoader().load_pixels
     long = replace(
@@ -464,7 +467,7 @@ def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server,
         return replies if all(len(set(reply.token_versions)) == 2 for reply in replies) else None
 
     async def body():
-        engine = engine_of(backbone, vllm_server, in_flight="continue")
+        engine = engine_of(backbone, vllm_server, in_flight=in_flight)
         await engine.generate(GenerationRequest(ledgers[1], make_sampling(renderer, max_tokens=1)))
         # On a busy machine the server may finish a reply before the sync begins: then they are sampled again.
         for first in (1, 3, 5):
@@ -479,6 +482,18 @@ def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server,
         assert len(reply.token_versions) == len(reply.tokens) == 3500
         assert reply.token_versions == tuple(sorted(reply.token_versions))
         assert set(reply.token_versions) == states.keys()
+        whole = append_completion(ledger, reply)
+        segments = [segment for segment in whole.segments if segment.is_sampled]
+        assert [segment.version for segment in segments] == sorted(states)
+        assert sum((segment.logprobs for segment in segments), ()) == reply.logprobs
+        (batch,) = pack(
+            [TrainingSample(ledger=whole, advantages=(1.0,) * len(whole))],
+            compute_positions=renderer.compute_position_ids,
+            pack_length=4096,
+            micro_batch_size=1,
+        )
+        assert batch.rollout_logp_N.tolist() == pytest.approx(reply.logprobs, rel=1e-6)
+        assert tuple(batch.version_N.tolist()) == reply.token_versions
         for version, state in states.items():
             backbone.model.load_state_dict(state)
             diffs = logprob_diffs(backbone, pixels, ledger, reply)

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 from error_cases import raises
-from generate_server import RESETS, server
+from generate_server import RESETS, reply_to, server
 from polling import wait_until
 
 from saccade.config.schema import ModelConfig
@@ -107,6 +107,88 @@ def test_a_reply_continues_over_updates_with_a_version_per_token(backbone, engin
     assert len(served.bodies) == 4, "a reply was restarted"
 
 
+def test_an_aborted_reply_continues_after_each_update_from_its_tokens(backbone, engine_at):
+    """Each part is a request of its own, whose prompt ends with the tokens of the parts before."""
+    renderer = backbone.renderer
+    sampling = SamplingParams(max_tokens=30, forbidden_ids=renderer.forbidden_ids)
+
+    async def body(served):
+        engine = engine_at(served, in_flight="abort")
+        await engine.sync_weights(backbone, 1)
+        gate = served.hold_replies(8)
+        tasks = start_replies(engine, renderer, sampling, ("one", "two"))
+        for version in (2, 3):
+            await wait_until(lambda: gate.sampled == [8, 8] * (version - 1))  # noqa: B023 (awaited in the loop)
+            await engine.sync_weights(backbone, version)
+        gate.open()
+        completions = await asyncio.gather(*tasks)
+        assert engine._pool.servers[0].generation == 1, "the server was down"
+        await engine.close()
+        return completions
+
+    with server(renderer) as served:
+        completions = asyncio.run(body(served))
+    for completion, text in zip(completions, ("one", "two"), strict=True):
+        start = prompt(renderer, text)
+        ledger = append_completion(start, completion)
+        segments = [segment for segment in ledger.segments if segment.is_sampled]
+        assert [(segment.version, segment.num_tokens) for segment in segments] == [(1, 8), (2, 8), (3, 14)]
+        logprobs = [tuple(-1.0 - index for index in range(segment.num_tokens)) for segment in segments]
+        assert [segment.logprobs for segment in segments] == logprobs  # those of the request that sampled them
+        prompts = [[*ledger.prefix(len(start.segments) + index).input_ids()] for index in range(3)]
+        bodies = [fake for fake in served.bodies if fake["token_ids"][: len(prompts[0])] == prompts[0]]
+        assert [fake["token_ids"] for fake in bodies] == prompts
+        params = [fake["sampling_params"] for fake in bodies]
+        assert [values["max_tokens"] for values in params] == [30, 22, 14]
+        assert len({values["seed"] for values in params}) == 3
+
+
+def test_a_reply_that_is_aborted_before_its_first_token_is_sampled_with_the_new_weights(backbone, engine_at):
+    renderer = backbone.renderer
+
+    async def body(served):
+        engine = engine_at(served, in_flight="abort", max_retries=0)
+        await engine.sync_weights(backbone, 1)
+        gate = served.hold_replies(0)
+        (task,) = start_replies(engine, renderer, SamplingParams(max_tokens=5, seed=9))
+        await wait_until(lambda: gate.sampled == [0])
+        await engine.sync_weights(backbone, 2)
+        gate.open()
+        completion = await task
+        await engine.close()
+        return completion
+
+    with server(renderer) as served:
+        completion = asyncio.run(body(served))
+    assert (completion.version, completion.token_versions, len(completion.tokens)) == (2, (), 5)
+    assert [body["sampling_params"]["seed"] for body in served.bodies] == [9, 9]
+
+
+def test_a_reply_that_no_update_has_aborted_is_sampled_again(backbone, engine_at):
+    """A server that shuts down aborts its requests, too; what it returned of them is discarded."""
+    renderer = backbone.renderer
+
+    def abort_first(number, body):
+        return reply_to(body, renderer, finish_reason="abort", token_ids=[5, 6]) if not number else None
+
+    async def body(served):
+        engine = engine_at(served, in_flight="abort")
+        tasks = start_replies(engine, renderer, SamplingParams(max_tokens=5))
+        (completion,) = await asyncio.gather(*tasks)
+        await engine.close()
+        return completion
+
+    with server(renderer, abort_first) as served:
+        completion = asyncio.run(body(served))
+    assert len(completion.tokens) == 5
+    assert [body["sampling_params"]["max_tokens"] for body in served.bodies] == [5, 5]
+
+
+def test_sglang_refuses_to_abort_replies(backbone):
+    with raises(ConfigError, key="engine.settings.in_flight", value="abort"):
+        Sglang(backbone.renderer, FakeMediaLoader(), servers=("http://127.0.0.1:1",), in_flight="abort")
+
+
 def test_drain_gives_replies_of_one_version(backbone, engine_at):
     renderer = backbone.renderer
     with server(renderer) as served:
@@ -122,7 +204,8 @@ def test_drain_gives_replies_of_one_version(backbone, engine_at):
 
 
 @pytest.mark.parametrize(
-    ("in_flight", "mode", "query"), [("continue", "keep", "reset_running_requests=true"), ("drain", "wait", "")]
+    ("in_flight", "mode", "query"),
+    [("continue", "keep", "reset_running_requests=true"), ("drain", "wait", ""), ("abort", "abort", "")],
 )
 def test_the_order_of_weight_update_requests(backbone, engine_at, in_flight, mode, query):
     with server(backbone.renderer) as served:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from saccade.config.schema import RlConfig
 from saccade.errors import ConfigError
 from saccade.ledger import Ledger
-from saccade.training.group_queue import GroupQueue
+from saccade.training.group_queue import GroupQueue, PendingGroup
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.types import AnswerType, Episode, EpisodeStatus, Group, Score, ScoredEpisode, Task
 
@@ -182,8 +182,62 @@ def test_a_slow_group_is_passed_over_until_its_last_step():
     assert sorted(position for positions in taken for position in positions) == list(range(12))
 
 
+def test_a_step_takes_the_oldest_group_also_if_its_prompt_was_drawn_later():
+    """Position 0 was requeued and started again with newer weights than position 1."""
+
+    async def run():
+        config = RlConfig(steps=9, prompts_per_step=1, max_staleness=1, streaming=True)
+        groups = [PendingGroup(position=number, version=1 - number, group=build_group(number)) for number in range(2)]
+        queue = build_queue(Rollouts(), config, state=(PromptSampler(next_position=2), groups), step=1)
+        positions = [*await asyncio.wait_for(queue.take(1, 1), WAIT_LIMIT)]
+        await queue.close()
+        return positions
+
+    assert asyncio.run(run()) == [1]
+
+
+def test_a_slow_group_that_ends_before_its_last_step_is_not_dropped():
+    """Its deadline comes before those of newer groups that have ended."""
+    taken, cancelled, may_end = [], [], asyncio.Event()
+
+    class SlowFirst(Rollouts):
+        async def run_group(self, position, version, on_discarded):
+            if position == 0:
+                await may_end.wait()
+            return await super().run_group(position, version, on_discarded)
+
+    async def run():
+        config = RlConfig(
+            steps=6,
+            prompts_per_step=1,
+            max_staleness=2,
+            streaming=True,
+            on_stale_group="drop",
+            max_groups_in_progress=2,
+        )
+        rollouts = SlowFirst()
+        queue = build_queue(rollouts, config)
+        for step in range(3):
+            taken.extend(await asyncio.wait_for(queue.take(step, 1), WAIT_LIMIT))
+            cancelled.extend((await queue.cancel_stale())[0])
+            queue.complete_batch(())
+            queue.set_version(step + 1)
+            for _ in range(50):  # newer groups end
+                await asyncio.sleep(0)
+            if step == 1:
+                assert len(queue.state[1]) >= 1
+                may_end.set()
+            for _ in range(50):
+                await asyncio.sleep(0)
+        await queue.close()
+
+    asyncio.run(run())
+    assert cancelled == []
+    assert taken[2] == 0
+
+
 def test_a_group_that_is_too_slow_is_dropped_and_its_prompt_drawn_again():
-    taken, num_runs = [], Counter()
+    taken, num_runs, queues, states = [], Counter(), [], []
 
     class StuckFirst(Rollouts):
         async def run_group(self, position, version, on_discarded):
@@ -192,6 +246,7 @@ def test_a_group_that_is_too_slow_is_dropped_and_its_prompt_drawn_again():
                 try:
                     await asyncio.Event().wait()
                 except asyncio.CancelledError:
+                    states.append(queues[0].state)  # as a run that is stopped now saves it
                     on_discarded(build_group(0).episodes[0].episode)
                     raise
             return await super().run_group(position, version, on_discarded)
@@ -206,6 +261,7 @@ def test_a_group_that_is_too_slow_is_dropped_and_its_prompt_drawn_again():
             max_groups_in_progress=3,
         )
         queue = build_queue(StuckFirst(), config)
+        queues.append(queue)
         cancelled = []
         for step in range(config.steps):
             taken.append([*await asyncio.wait_for(queue.take(step, 2), WAIT_LIMIT)])
@@ -219,6 +275,8 @@ def test_a_group_that_is_too_slow_is_dropped_and_its_prompt_drawn_again():
     assert [(positions, len(episodes)) for positions, episodes in cancelled if positions] == [([0], 1)]
     assert [positions for positions, _ in cancelled].index([0]) == 1
     assert num_runs[0] == 2
+    ((sampler, _),) = states
+    assert 0 in sampler.requeued_positions
     assert any(0 in positions for positions in taken[2:])
 
 

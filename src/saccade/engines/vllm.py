@@ -9,6 +9,7 @@ class Vllm(RemoteEngine):
 
     api = vllm_api
     supports_broadcast = True
+    supports_abort = True
     supports_adapters = True
 
 

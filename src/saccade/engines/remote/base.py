@@ -41,7 +41,8 @@ from saccade.engines.sampling_filters import check_neutral
 from saccade.errors import ConfigError, EngineError
 from saccade.protocols import EngineRequirements, MediaLoader, Renderer, WeightSource
 from saccade.sandbox import plan_connections
-from saccade.types import Completion, GenerationRequest
+from saccade.types import Completion, FinishReason, GenerationRequest
+from saccade.utils.hashing import derive_seed
 from saccade.utils.http_client import compute_backoff
 
 _logger = logging.getLogger("saccade")
@@ -51,14 +52,16 @@ class RemoteEngine:
     """Samples from servers in conversations of up to `context_length` tokens; needs a renderer, and no model.
 
     The run stops after 60 seconds if no server could be reached since the start of the command. `weight_sync` nccl has
-    not been run on GPUs yet; gloo needs servers that implement it. With `in_flight` continue, a reply continues with
-    the new weights, each token with its version. `sync_weights` refuses `top_p`, `top_k` and `repetition_penalty`.
-    `verify_weights` uses `load_weights`, if given; after a weight sync the weights are always compared.
+    not been run on GPUs yet; gloo needs servers that implement it. With `in_flight` continue or abort, a reply
+    continues with the new weights, each token with its version; sglang has no abort. `sync_weights` refuses `top_p`,
+    `top_k` and `repetition_penalty`. `verify_weights` uses `load_weights`, if given; after a weight sync the weights
+    are always compared.
     """
 
     has_separate_weights = True
     api: ServerApi  # set by the subclass
     supports_broadcast = False  # set by the subclass if its servers receive weights through a process group
+    supports_abort = False  # set by the subclass if its servers return the tokens so far of requests that they abort
     supports_adapters = False  # set by the subclass if its servers load LoRA adapters at run time
 
     @classmethod
@@ -91,7 +94,8 @@ class RemoteEngine:
         # how servers receive weights: files, nccl (GPU to GPU) or gloo (CPU to CPU)
         weight_sync: WeightSyncMode = "files",
         weight_dir: str = "",  # folder of weight files, readable by the servers; empty = shared memory if there is room
-        # unfinished replies at a weight sync: drain finishes them first, continue pauses them
+        # unfinished replies at a weight sync: drain finishes them first, continue pauses them in the server, abort ends
+        # them there and continues in a new request with the tokens so far (vllm)
         in_flight: InFlightPolicy = "drain",
         # how servers receive LoRA adapters: merged into the weights, or as adapters beside the base weights (vllm)
         lora: LoraSync = "merged",
@@ -108,6 +112,14 @@ class RemoteEngine:
         self._load_weights = functools.cache(load_weights) if load_weights and verify_weights else None
         self._source: WeightSource | None = None  # of the last weight sync
         self._filters = {"top_p": top_p, "top_k": top_k, "repetition_penalty": repetition_penalty}
+        if in_flight == "abort" and not self.supports_abort:
+            raise ConfigError(
+                f"engine.settings.in_flight=abort is not supported by the engine {self.api.MESSAGES.name.lower()}; set "
+                "engine.settings.in_flight to drain or continue",
+                key="engine.settings.in_flight",
+                value=in_flight,
+            )
+        self._allows_abort = in_flight == "abort"
         self._image_urls = ImageUrls(media)
         self._logprob_check = handshake.LogprobCheck(renderer)
         check_weight_sync(weight_sync, self.supports_broadcast, self.api.MESSAGES)
@@ -141,7 +153,7 @@ class RemoteEngine:
             problem = f"is not supported by the engine {self.api.MESSAGES.name.lower()}; set {key}=merged"
         elif weight_sync != "files":
             problem = f"needs engine.settings.weight_sync=files, not {weight_sync}"
-        elif in_flight == "continue":  # their tokens would have the label of the new weights
+        elif in_flight != "drain":  # their tokens would have the label of the new weights
             problem = "needs engine.settings.in_flight=drain: unfinished replies keep the adapter that they began with"
         if problem:
             raise ConfigError(f"{key}=adapters {problem}", key=key, value="adapters")
@@ -167,13 +179,22 @@ class RemoteEngine:
             filters=self._filters,
         )
         group, started = ledger.prefix(1).prefix_hashes()[0], time.perf_counter()
-        num_failures, failed_at = 0, set[Server]()
+        num_failures, failed_at, partial = 0, set[Server](), list[Completion]()
         while True:
             try:
                 async with self._pool.acquire(group, failed_at) as server:
                     server.check_context_length(len(ledger) + sampling.max_tokens)
-                    completion, _ = await server.generate(server_request)
-                    return replace(completion, seconds=time.perf_counter() - started)
+                    num_pauses = self._pool.num_pauses
+                    completion, _ = await server.generate(server_request, allows_abort=self._allows_abort)
+                    is_aborted = completion.finish_reason is FinishReason.ABORTED
+                    if is_aborted and self._pool.num_pauses == num_pauses:
+                        raise ServerError(f"{server.url} aborted a request, and no weight sync had begun")
+                if completion.tokens:
+                    partial.append(completion)
+                if not is_aborted:
+                    return replace(_join_completions(partial), seconds=time.perf_counter() - started)
+                server_request = _continue_request(server_request, completion)
+                continue
             except RequestAborted:  # at most once per weight sync
                 continue
             except ServerError as error:
@@ -269,3 +290,35 @@ class RemoteEngine:
         self._weight_sync.release()
         if self._broadcaster is not None:
             self._broadcaster.close()
+
+
+def _continue_request(request: ServerRequest, completion: Completion) -> ServerRequest:
+    """Return a request for the rest of an aborted reply: the tokens so far belong to its prompt."""
+    if not completion.tokens:
+        return request
+    sampling, num_tokens = request.sampling, len(completion.tokens)
+    # With the same seed the server would repeat the random numbers of the first tokens.
+    seed = derive_seed(sampling.seed, "continued", num_tokens)
+    return replace(
+        request,
+        ledger=request.ledger.append_completion(
+            completion.tokens, logprobs=completion.logprobs, version=completion.version
+        ),
+        sampling=replace(sampling, max_tokens=sampling.max_tokens - num_tokens, seed=seed),
+    )
+
+
+def _join_completions(parts: Sequence[Completion]) -> Completion:
+    """Return the reply whose parts were sampled one after the other, with a version per token if they differ."""
+    versions = tuple(
+        version
+        for part in parts
+        for version in part.token_versions or (part.version,) * len(part.tokens)
+        if version is not None
+    )
+    return replace(
+        parts[-1],
+        tokens=tuple(token for part in parts for token in part.tokens),
+        logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
+        token_versions=versions if len(set(versions)) > 1 else (),
+    )

@@ -71,6 +71,7 @@ class Pool:
         self._reported_down: set[Server] = set()
         self._request_timeouts: dict[asyncio.Timeout, Server] = {}  # of the unfinished requests
         self._health_task: asyncio.Task[None] | None = None
+        self.num_pauses = 0  # so far
         self._messages = self.servers[0].api.MESSAGES
 
     @property
@@ -123,6 +124,7 @@ class Pool:
     async def pause_new(self) -> AsyncIterator[None]:
         """Hold back new requests until the block ends; unfinished ones continue."""
         self._accepting_requests.clear()
+        self.num_pauses += 1
         try:
             yield
         finally:

@@ -18,8 +18,9 @@ from saccade.types import Completion, FinishReason, GenerationRequest, SamplingP
 from saccade.utils.async_utils import take_turn
 from saccade.utils.http_client import HttpClient, RequestFailed
 
-# What happens to unfinished replies during a weight sync: they finish first, or continue with the new weights.
-InFlightPolicy = Literal["drain", "continue"]
+# What happens to unfinished replies during a weight sync: they finish first, or continue with the new weights, in the
+# server or as a new request.
+InFlightPolicy = Literal["drain", "continue", "abort"]
 # How servers receive LoRA adapters: merged into the weights, or as adapters beside the base weights.
 LoraSync = Literal["merged", "adapters"]
 _BUSY_STATUS_CODES = frozenset({408, 425, 429, 503})
@@ -139,8 +140,9 @@ class ServerApi(Protocol):
     async def load_weights(self, server: "Server", folder: Path, label: str, in_flight: InFlightPolicy) -> None:
         """Load weights from a folder, label them, and empty the caches computed with the old weights.
 
-        With `in_flight="drain"` all unfinished replies end first, those of other clients included. Raises ServerError
-        or EngineError; the server then never samples from a mixture of old and new weights.
+        With `in_flight="drain"` all unfinished replies end first, those of other clients included; with "abort" they
+        are aborted, and the server returns the tokens sampled so far. Raises ServerError or EngineError; the server
+        then never samples from a mixture of old and new weights.
         """
 
     async def fetch_label(self, server: "Server") -> str:
@@ -229,9 +231,12 @@ class Server:
         """Return an error about this server that stops the run."""
         return BrokenEngineError(f"{self.url} {problem}", key=SERVERS_KEY, value=self.url)
 
-    async def generate(self, request: ServerRequest) -> tuple[Completion, frozenset[str]]:
+    async def generate(
+        self, request: ServerRequest, *, allows_abort: bool = False
+    ) -> tuple[Completion, frozenset[str]]:
         """Sample a continuation; return it, and the labels of the weights that sampled it.
 
+        With `allows_abort` the completion of a request that the server aborts has the tokens sampled so far, if any.
         Raises ServerError for a malformed completion or one sampled from weights of an unknown label; BrokenEngineError
         if the server's prompt differs from the ledger; what `post` raises.
         """
@@ -242,18 +247,26 @@ class Server:
         with convert_parse_errors(f"{self.url} returned a malformed completion"):
             reply = self.api.parse_reply(response)
         _check_prompt_ids(reply.prompt_ids, request.ledger.input_ids(), self.url)
-        if reply.finish_reason == "abort":
-            raise ServerError(f"{self.url} aborted a request")
         has_stop_id = bool(reply.tokens) and reply.tokens[-1] in sampling.stop_ids
-        if problem := _find_problem(reply, sampling, self.vocab_size, has_stop_id):
+        is_aborted = reply.finish_reason == "abort"
+        if is_aborted and not allows_abort:
+            raise ServerError(f"{self.url} aborted a request")
+        # It may have sampled the last token before it aborted the request.
+        is_aborted = is_aborted and not has_stop_id and len(reply.tokens) < sampling.max_tokens
+        if problem := _find_problem(reply, sampling, self.vocab_size, has_stop_id, is_aborted):
             raise ServerError(f"{self.url} returned a malformed completion: {problem}")
-        versions = _compute_token_versions(reply.version_spans, len(reply.tokens), self.version_by_label, self.url)
+        versions = (
+            _compute_token_versions(reply.version_spans, len(reply.tokens), self.version_by_label, self.url)
+            if reply.tokens
+            else ()
+        )
+        ended = FinishReason.STOP if has_stop_id else FinishReason.LENGTH
         completion = Completion(
             tokens=reply.tokens,
             logprobs=tuple(min(value, 0.0) for value in reply.logprobs),  # rounding may give slightly more than 0
-            version=versions[-1],
+            version=versions[-1] if versions else None,
             token_versions=versions if len(set(versions)) > 1 else (),
-            finish_reason=FinishReason.STOP if has_stop_id else FinishReason.LENGTH,
+            finish_reason=FinishReason.ABORTED if is_aborted else ended,
         )
         return completion, frozenset(label for label, _, _ in reply.version_spans)
 
@@ -413,10 +426,12 @@ def parse_version_spans(value: Any) -> tuple[tuple[str, int, int], ...]:
     return tuple((str(span["version"]), int(span["start"]), int(span["end"])) for span in value)
 
 
-def _find_problem(reply: ServerReply, sampling: SamplingParams, vocab_size: int, has_stop_id: bool) -> str | None:
+def _find_problem(
+    reply: ServerReply, sampling: SamplingParams, vocab_size: int, has_stop_id: bool, is_aborted: bool
+) -> str | None:
     """Return what is wrong with a sampled sequence, None if it is valid."""
     tokens, logprobs = reply.tokens, reply.logprobs
-    if not 1 <= len(tokens) <= sampling.max_tokens:
+    if not (0 if is_aborted else 1) <= len(tokens) <= sampling.max_tokens:
         return f"it has {len(tokens)} tokens, not 1 to {sampling.max_tokens}"
     if len(logprobs) != len(tokens) or not all(-9999 < value <= 1e-4 for value in logprobs if not math.isnan(value)):
         return "it must have one finite logprob of at most 0 per token"
@@ -428,7 +443,7 @@ def _find_problem(reply: ServerReply, sampling: SamplingParams, vocab_size: int,
         return "it contains a forbidden id"
     if not set(sampling.stop_ids).isdisjoint(tokens[:-1]):
         return "it continues after a stop id"
-    if not has_stop_id and len(tokens) < sampling.max_tokens:
+    if not has_stop_id and not is_aborted and len(tokens) < sampling.max_tokens:
         return f"it ends ({reply.finish_reason}) after {len(tokens)} tokens, without a stop id"
     return None
 

@@ -51,7 +51,11 @@ MESSAGES = ServerMessages(
 )
 # All three: leaving one out makes the server crash.
 _CACHE_RESET_PATHS = ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
-_PAUSE_MODES: Mapping[InFlightPolicy, str] = {"drain": "wait", "continue": "keep"}  # vLLM's own names of the policies
+_PAUSE_MODES: Mapping[InFlightPolicy, str] = {
+    "drain": "wait",
+    "continue": "keep",
+    "abort": "abort",
+}  # vLLM's own names of the policies
 
 _PARTIAL_SUFFIX = "-partial"  # of a label
 _PARTIAL_HINT = "it holds partial weights and is not used until it is restarted"
@@ -91,7 +95,7 @@ def parse_reply(response: Any) -> ServerReply:
         prompt_ids=parse_ids(response["prompt_token_ids"]),
         tokens=parse_ids(choice["token_ids"]),
         logprobs=tuple(parse_logprob(entry["logprob"]) for entry in choice["logprobs"]["content"]),
-        version_spans=parse_version_spans(choice["weight_versions"]),
+        version_spans=parse_version_spans(choice["weight_versions"] or ()),  # null without tokens
         finish_reason=str(choice["finish_reason"]),
     )
 

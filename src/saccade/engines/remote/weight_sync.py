@@ -21,8 +21,9 @@ all usable servers on one version:
 
 An unfinished reply finishes first ("drain"; one that takes too long restarts with the new weights), or the server
 pauses it ("continue"), loads the weights, empties its caches, and recomputes the reply so far: later tokens are sampled
-as if the new weights had read all of it, and each token carries the label of its own version. A reply with tokens of a
-version that was rolled back is discarded: its label is unknown.
+as if the new weights had read all of it, and each token carries the label of its own version. Or the server aborts it
+("abort") and returns the tokens so far, with which the engine continues in a new request after the sync. A reply with
+tokens of a version that was rolled back is discarded: its label is unknown.
 """
 
 import asyncio
@@ -133,7 +134,7 @@ class WeightSync:
 
     def pause(self, pool: Pool) -> AbstractAsyncContextManager[None]:
         """Hold back new requests; unfinished ones are handled by the setting `in_flight`."""
-        return pool.pause_new() if self._in_flight == "continue" else pool.drain(self._drain_timeout)
+        return pool.drain(self._drain_timeout) if self._in_flight == "drain" else pool.pause_new()
 
     async def sync_weights(self, pool: Pool, source: WeightSource, version: int) -> dict[str, float]:
         """Load the source's weights into every server that is up, or into none; at least one has them on return.
