@@ -3,15 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from error_cases import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.config.schema import ModelConfig
+from saccade.errors import RunError
 from saccade.ledger import ImageRef, Ledger
 from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
-from saccade.training.packing import bin_pack, build_prefix_trees, pack
-from saccade.training.train_step import forward, train_step
+from saccade.training import train_step as train_step_module
+from saccade.training.packing import bin_pack, build_prefix_trees, pack, split_batch
+from saccade.training.train_step import forward, run_within_memory, split_to_fit, train_step
 from saccade.types import Message, TrainingSample
 
 
@@ -223,7 +226,7 @@ class GradientRecorder:
     """An optimizer that records the gradients and changes no weight."""
 
     def __init__(self, backbone):
-        self.backbone, self.gradients = backbone, {}
+        self.backbone, self.gradients, self.current_step = backbone, {}, 1
 
     def step(self):
         parameters = self.backbone.model.named_parameters()
@@ -265,3 +268,107 @@ def test_parallel_micro_batches_are_reproducible_and_equal_sequential_ones(tiny_
     for name, gradient in sequential_gradients.items():
         tolerance = 1e-5 * float(gradient.abs().max())
         assert torch.allclose(gradients[name], gradient, rtol=1e-4, atol=tolerance), name
+
+
+# ---- micro-batches that don't fit in memory --------------------------------------------------------------------------
+
+MEMORY_ERRORS = {
+    "cuda": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    "cpu": lambda: RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: not enough memory"),
+    "numpy": lambda: MemoryError(),
+}
+
+
+def pack_small(backbone, pack_length=10**6, micro_batch_size=64):
+    compute_positions = backbone.renderer.compute_position_ids
+    return pack(
+        make_samples(backbone),
+        compute_positions=compute_positions,
+        pack_length=pack_length,
+        micro_batch_size=micro_batch_size,
+    )
+
+
+def split_into_samples(batch):
+    """Split a micro-batch as far as possible; return the parts with the indices of their trained tokens."""
+    halves = split_batch(batch)
+    if not halves:
+        return [(batch, np.arange(len(batch.token_N)))]
+    return [
+        (part, np.flatnonzero(is_half_N)[index_N])
+        for half, is_half_N in halves
+        for part, index_N in split_into_samples(half)
+    ]
+
+
+@pytest.mark.parametrize("pack_length", [10**6, 200])  # one row of five trees; many rows
+def test_parts_of_a_micro_batch_train_each_of_its_tokens_once(backbone, pack_length):
+    [batch] = pack_small(backbone, pack_length)
+    parts = split_into_samples(batch)
+    assert sorted([*set(part.sample_N.tolist())] for part, _ in parts) == [[index] for index in range(20)]
+    assert sorted(np.concatenate([index_N for _, index_N in parts])) == [*range(len(batch.token_N))]
+    with torch.no_grad():
+        whole_N, _ = forward(backbone, batch, load_pixels=load_pixels, temperature=1.0)
+        for part, index_N in parts:
+            part_N, _ = forward(backbone, part, load_pixels=load_pixels, temperature=1.0)
+            assert (part_N - whole_N[index_N]).abs().max() <= 1e-5
+            for name in ("token_N", "rollout_logp_N", "advantage_N", "sample_N", "version_N"):
+                assert (getattr(part, name) == getattr(batch, name)[index_N]).all(), name
+
+
+@pytest.mark.parametrize(("kind", "where"), [("cuda", "backward"), ("cpu", "backward"), ("numpy", "forward")])
+def test_a_step_that_exceeds_memory_equals_one_with_enough(backbone, kind, where, monkeypatch):
+    batches, max_tokens, num_failures = pack_small(backbone, 200, 3), 500, 0
+
+    def loss(batch, logp_N):
+        nonlocal num_failures
+        value = -(torch.from_numpy(batch.advantage_N) * logp_N).sum() / 100
+        is_full = batch.ids_BT.size > max_tokens
+        num_failures += is_full
+        if is_full and where == "forward":
+            raise MEMORY_ERRORS[kind]()
+        if is_full:
+            logp_N.register_hook(fail)  # the head's gradients have been added then
+        return value, {"tokens": torch.tensor(float(len(logp_N)))}
+
+    def fail(gradient):
+        raise MEMORY_ERRORS[kind]()
+
+    def step():
+        with torch.enable_grad():
+            report = train_step(backbone, optimizer, batches, loss, load_pixels=load_pixels)
+        return report, optimizer.gradients
+
+    backbone.model.zero_grad(set_to_none=True)
+    optimizer, max_tokens = GradientRecorder(backbone), 10**9
+    report, gradients = step()
+    max_tokens = 500
+    assert max(batch.ids_BT.size for batch in batches) > max_tokens
+    try:
+        split_report, split_gradients = step()
+        failures_of_first_step = num_failures
+        step()
+    finally:
+        backbone.max_micro_batch_tokens = 10**9
+    assert 0 < failures_of_first_step == num_failures  # the second step splits at once
+    assert split_report.loss == pytest.approx(report.loss, rel=1e-6, abs=1e-6)
+    assert split_report.entropy == pytest.approx(report.entropy, rel=1e-6)
+    assert split_report.trained_tokens == report.trained_tokens
+    for name, gradient in gradients.items():
+        assert (split_gradients[name] - gradient).abs().max() <= 1e-6 * max(1.0, float(gradient.abs().max())), name
+
+
+def test_a_sample_that_does_not_fit_alone_is_one_sentence(backbone):
+    [batch] = pack_small(backbone)
+    with raises(RunError, key="environment.settings.max_context_tokens") as caught:
+        split_to_fit(batch, 10)
+    assert 10 < caught.value.value < batch.ids_BT.size
+
+
+def test_other_errors_of_a_pass_are_raised(backbone):
+    def run():
+        with train_step_module.detect_full_memory(pack_small(backbone)[0]):
+            raise RuntimeError("a shape is wrong")
+
+    with pytest.raises(RuntimeError, match="a shape is wrong"):
+        run_within_memory(backbone, run)

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -123,6 +124,7 @@ class Backbone:
 
     def __init__(self, settings: ModelConfig, model: PreTrainedModel | None = None) -> None:
         self.settings = settings
+        self.max_micro_batch_tokens = sys.maxsize  # with padding; lowered by training when memory is full
         self.renderer: ChatRenderer = load_renderer(settings.path)
         message = f"{settings.path} can't be loaded as a model on the device {settings.device!r}"
         with convert_errors(ModelError, message, key="model.device", value=settings.device):

@@ -13,7 +13,7 @@ between rows, and its trained tokens are contiguous and in order: sequence ratio
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -40,9 +40,11 @@ class Batch:
     positions_3BT: np.ndarray  # position ids
     tree_BT: np.ndarray  # index of the tree of each token; −1 is padding
     branch_BT: np.ndarray  # index of its branch; 0 is the tree's prefix
-    images: tuple[ImageRef, ...]  # in the order of the rows
+    images: tuple[ImageRef, ...]  # in the order of the rows; I of them
+    image_start_2I: np.ndarray  # row of each image, and index in it of the image's first token
     row_N: np.ndarray  # row of each trained token
     predictor_N: np.ndarray  # index in its row of the token that predicts it
+    column_N: np.ndarray  # index in its row of the token itself
     token_N: np.ndarray  # its id
     rollout_logp_N: np.ndarray  # the engine's logprob of it
     advantage_N: np.ndarray  # its advantage
@@ -163,7 +165,8 @@ def build_batch(
     ids_BT, branch_BT = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
     positions_3BT, tree_BT = np.zeros((3, *shape), dtype=np.int64), np.full(shape, -1, dtype=np.int64)
     images: list[ImageRef] = []
-    targets: list[np.ndarray] = []  # per trained token: row, predictor, token, sample, version, old logprob, advantage
+    image_starts: list[tuple[int, int]] = []  # row, index in the row
+    targets: list[np.ndarray] = []  # per trained token: the columns of `stacked` below
     for b, row in enumerate(rows):
         start = 0
         for tree_index, tree in enumerate(row):
@@ -178,28 +181,92 @@ def build_batch(
                 ids_BT[b, positions[first:]] = ids[first:]
                 positions_3BT[:, b, positions[first:]] = compute_positions(ledger)[:, first:]
                 branch_BT[b, positions[prefix:]] = number + 1
-                images += [slot.image for slot in ledger.slots() if slot.index >= first]
+                slots = [slot for slot in ledger.slots() if slot.index >= first]
+                images += [slot.image for slot in slots]
+                image_starts += [(b, int(positions[slot.index])) for slot in slots]
                 trained = np.flatnonzero(ledger.loss_mask())
                 predictor = positions[trained] - 1
                 predictor[trained == prefix] = start + prefix - 1  # the prefix's last token predicts a branch's first
                 values = (ids, np.full(len(ids), sample_index), ledger.versions(), ledger.logprobs(), sample.advantages)
-                columns = [np.full(len(trained), b), predictor, *(np.array(value)[trained] for value in values)]
+                columns = [np.full(len(trained), b), predictor, positions[trained]]
+                columns += [np.array(value)[trained] for value in values]
                 targets.append(np.stack(columns))
                 branch_start += len(ids) - prefix
             start += tree.num_tokens
     stacked = np.concatenate(targets, axis=1)
-    row_N, predictor_N, token_N, sample_N, version_N = stacked[:5].astype(np.int64)
+    row_N, predictor_N, column_N, token_N, sample_N, version_N = stacked[:6].astype(np.int64)
     return Batch(
         ids_BT=ids_BT,
         positions_3BT=positions_3BT,
         tree_BT=tree_BT,
         branch_BT=branch_BT,
         images=tuple(images),
+        image_start_2I=np.array(image_starts, dtype=np.int64).reshape(-1, 2).T,
         row_N=row_N,
         predictor_N=predictor_N,
+        column_N=column_N,
         token_N=token_N,
-        rollout_logp_N=stacked[5].astype(np.float32),
-        advantage_N=stacked[6].astype(np.float32),
+        rollout_logp_N=stacked[6].astype(np.float32),
+        advantage_N=stacked[7].astype(np.float32),
         sample_N=sample_N,
         version_N=version_N,
     )
+
+
+def split_batch(batch: Batch) -> list[tuple[Batch, np.ndarray]]:
+    """Split a micro-batch in two that need less memory: its rows, else the trees of its row, else its tree's branches.
+
+    Return each part with the mask [N] of its trained tokens, or nothing for a single sample. A prefix is repeated.
+    """
+    is_branch_BT = (batch.tree_BT >= 0) & (batch.branch_BT > 0)
+    row_BT = np.broadcast_to(np.arange(len(batch.ids_BT))[:, None], batch.ids_BT.shape)
+    for label_BT in (row_BT, batch.tree_BT, batch.branch_BT):
+        labels, counts = np.unique(label_BT[is_branch_BT], return_counts=True)
+        if len(labels) > 1:
+            ends = counts.cumsum()
+            num_first = int(np.abs(ends[:-1] - ends[-1] / 2).argmin()) + 1
+            is_shared_BT = (batch.branch_BT == 0) if label_BT is batch.branch_BT else np.zeros_like(is_branch_BT)
+            return [
+                _select_tokens(batch, (batch.tree_BT >= 0) & (np.isin(label_BT, part) | is_shared_BT))
+                for part in (labels[:num_first], labels[num_first:])
+            ]
+    return []
+
+
+def _select_tokens(batch: Batch, is_kept_BT: np.ndarray) -> tuple[Batch, np.ndarray]:
+    """Return the batch of some tokens, without the others' columns, and the mask [N] of its trained tokens."""
+    rows = np.flatnonzero(is_kept_BT.any(axis=1))
+    new_row_B, new_column_BT = np.cumsum(is_kept_BT.any(axis=1)) - 1, np.cumsum(is_kept_BT, axis=1) - 1
+    T = int(is_kept_BT.sum(axis=1).max())
+
+    def take(values_BT: np.ndarray, padding: int) -> np.ndarray:
+        taken_BT = np.full((*values_BT.shape[:-2], len(rows), T), padding, dtype=values_BT.dtype)
+        for new_row, row in enumerate(rows):
+            values_T = values_BT[..., row, is_kept_BT[row]]
+            taken_BT[..., new_row, : values_T.shape[-1]] = values_T
+        return taken_BT
+
+    is_kept_N = is_kept_BT[batch.row_N, batch.column_N]
+    is_kept_I = is_kept_BT[tuple(batch.image_start_2I)]
+    image_row_I, image_column_I = batch.image_start_2I[:, is_kept_I]
+    by_token = {
+        key.name: value[is_kept_N]
+        for key in fields(batch)
+        if key.name.endswith("_N") and (value := getattr(batch, key.name)) is not None
+    }
+    row_N = by_token["row_N"]
+    moved = {
+        "row_N": new_row_B[row_N],
+        "predictor_N": new_column_BT[row_N, by_token["predictor_N"]],
+        "column_N": new_column_BT[row_N, by_token["column_N"]],
+    }
+    part = Batch(
+        ids_BT=take(batch.ids_BT, 0),
+        positions_3BT=take(batch.positions_3BT, 0),
+        tree_BT=take(batch.tree_BT, -1),
+        branch_BT=take(batch.branch_BT, 0),
+        images=tuple(image for image, is_kept in zip(batch.images, is_kept_I, strict=True) if is_kept),
+        image_start_2I=np.stack([new_row_B[image_row_I], new_column_BT[image_row_I, image_column_I]]),
+        **(by_token | moved),
+    )
+    return part, is_kept_N

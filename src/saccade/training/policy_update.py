@@ -8,6 +8,7 @@ Axis letters: N trained tokens of a micro-batch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,16 @@ from saccade.training.distributed.backbone import DividedBackbone, DividedOptimi
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import Batch
 from saccade.training.reference import Reference
-from saccade.training.train_step import StepReport, forward, merge_reports, pack_samples, train_step
+from saccade.training.train_step import (
+    StepReport,
+    detect_full_memory,
+    forward,
+    merge_reports,
+    pack_samples,
+    run_within_memory,
+    split_to_fit,
+    train_step,
+)
 from saccade.training.training_samples import split_mini_batches
 from saccade.types import TrainingSample
 
@@ -156,12 +166,20 @@ def _compute_logprobs(
         return backbone.compute_logprobs(
             batches, load_pixels=load_pixels, temperature=temperature, check_cancelled=check_cancelled
         )
+
+    def compute(batch: Batch) -> np.ndarray:
+        logp_N = np.zeros(len(batch.token_N), dtype=np.float32)
+        for part, index_N in split_to_fit(batch, backbone.max_micro_batch_tokens):
+            with detect_full_memory(part):
+                part_logp_N, _ = forward(backbone, part, load_pixels=load_pixels, temperature=temperature)
+                logp_N[index_N] = part_logp_N.cpu().numpy()
+        return logp_N
+
     logprobs: list[np.ndarray] = []
     with torch.no_grad():
         for batch in batches:
             check_cancelled()
-            logp_N, _ = forward(backbone, batch, load_pixels=load_pixels, temperature=temperature)
-            logprobs.append(logp_N.cpu().numpy())
+            logprobs.append(run_within_memory(backbone, partial(compute, batch)))
     return logprobs
 
 

@@ -3,11 +3,15 @@
 Axis letters: B rows, T tokens, N trained tokens.
 """
 
+import contextlib
+import gc
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from statistics import fmean
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,16 +19,19 @@ from torch import Tensor
 
 from saccade.algorithms.policy_loss import merge_stats
 from saccade.config.schema import RlConfig, SftConfig
-from saccade.errors import RunError
+from saccade.errors import RunError, SaccadeError
 from saccade.models import checkpoint_io
 from saccade.models.backbone import Backbone, LoadPixels
 from saccade.models.policy import PolicyInputs
 from saccade.training.background import CheckCancelled
 from saccade.training.distributed.backbone import DividedBackbone, DividedOptimizer
 from saccade.training.optimizer import Optimizer
-from saccade.training.packing import Batch, pack
+from saccade.training.packing import Batch, pack, split_batch
 from saccade.types import TrainingSample
 
+_MEMORY_ERRORS = ("not enough memory", "out of memory")  # of torch on a CPU, and of libraries of CUDA
+_logger = logging.getLogger("saccade")
+T = TypeVar("T")
 LossFn = Callable[[Batch, Tensor], tuple[Tensor, Mapping[str, Tensor]]]  # (batch, logp_N) -> loss, statistics
 
 
@@ -122,22 +129,27 @@ def train_step(
     """Accumulate gradients over the micro-batches, whose losses add up, then take one optimizer step.
 
     If the weights are divided among processes, `loss_fn` must be picklable, and each micro-batch is run by one of them.
-    `check_cancelled` is called for each micro-batch.
+    `check_cancelled` is called for each micro-batch. If one doesn't fit in memory, all gradients are discarded, it and
+    those of its size are split, and all start again; later steps split them at once. Raises RunError for a single
+    sample that doesn't fit.
     """
-    if isinstance(backbone, DividedBackbone):
-        results = backbone.accumulate_gradients(
-            batches, loss_fn, load_pixels=load_pixels, temperature=temperature, check_cancelled=check_cancelled
-        )
-    else:
+
+    def compute_loss(batch: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        check_cancelled()
+        return loss_fn(batch, logp_N)
+
+    def accumulate() -> tuple[list[Batch], list[MicroBatchResult]]:
+        parts = [part for batch in batches for part, _ in split_to_fit(batch, backbone.max_micro_batch_tokens)]
+        if isinstance(backbone, DividedBackbone):
+            return parts, backbone.accumulate_gradients(
+                parts, loss_fn, load_pixels=load_pixels, temperature=temperature, check_cancelled=check_cancelled
+            )
         backbone.model.train()
-
-        def compute_loss(batch: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
-            check_cancelled()
-            return loss_fn(batch, logp_N)
-
-        results = accumulate_gradients(
-            backbone, batches, compute_loss, load_pixels=load_pixels, temperature=temperature
+        return parts, accumulate_gradients(
+            backbone, parts, compute_loss, load_pixels=load_pixels, temperature=temperature
         )
+
+    batches, results = run_within_memory(backbone, accumulate)
     backbone.model.eval()
     require_finite_losses(batches, results, optimizer.current_step)
     grad_norm = optimizer.step()
@@ -151,6 +163,76 @@ def train_step(
         trained_tokens=trained_tokens,
         stats=merge_stats(stats),
     )
+
+
+class MemoryExceededError(SaccadeError):
+    """A micro-batch of `num_tokens` tokens, with padding, doesn't fit in memory."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(f"a micro-batch of {num_tokens} tokens doesn't fit in memory", value=num_tokens)
+        self.num_tokens = num_tokens
+
+
+@contextlib.contextmanager
+def detect_full_memory(batch: Batch) -> Iterator[None]:
+    """Convert an error for lack of memory, of the device or of this machine, into MemoryExceededError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        is_full = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+            text in str(error) for text in _MEMORY_ERRORS
+        )
+        if not is_full:
+            raise
+        raise MemoryExceededError(batch.ids_BT.size) from None
+
+
+def run_within_memory(backbone: Backbone, run: Callable[[], T]) -> T:
+    """Return the result of `run`, which splits micro-batches by `backbone.max_micro_batch_tokens`.
+
+    When one doesn't fit in memory, lower that bound, discard all gradients, and run again.
+    """
+    while True:
+        try:
+            return run()
+        except MemoryExceededError as error:
+            num_tokens = error.num_tokens
+        # Outside of the except block, whose exception holds the tensors of the failed pass.
+        backbone.max_micro_batch_tokens = num_tokens - 1
+        backbone.model.zero_grad(set_to_none=True)
+        gc.collect()
+        if backbone.device.type == "cuda":
+            torch.cuda.empty_cache()
+        _logger.warning(
+            "A micro-batch of %d tokens doesn't fit in memory: those as large are split from now on. Lower "
+            "micro_batch_size or pack_length (of rl or sft) to save the lost time",
+            num_tokens,
+        )
+
+
+def split_to_fit(batch: Batch, max_tokens: int) -> list[tuple[Batch, np.ndarray]]:
+    """Split a micro-batch until no part has more than `max_tokens` tokens with padding.
+
+    Return each part with the indices [n] of its trained tokens in the whole. Raises RunError for a single sample that
+    has more.
+    """
+    num_tokens = batch.ids_BT.size
+    if num_tokens <= max_tokens:
+        return [(batch, np.arange(len(batch.token_N)))]
+    halves = split_batch(batch)
+    if not halves:
+        raise RunError(
+            f"a sample of {num_tokens} tokens doesn't fit in memory, even alone in its micro-batch; set "
+            "model.activation_checkpointing=true, lower environment.settings.max_context_tokens or frame_budgets, or "
+            "train in more processes (--nproc)",
+            key="environment.settings.max_context_tokens",
+            value=num_tokens,
+        )
+    return [
+        (part, np.flatnonzero(is_half_N)[index_N])
+        for half, is_half_N in halves
+        for part, index_N in split_to_fit(half, max_tokens)
+    ]
 
 
 MicroBatchResult = tuple[float, float, Mapping[str, Tensor]]  # loss, sum of entropies, statistics
@@ -176,7 +258,10 @@ def require_finite_losses(batches: Sequence[Batch], results: Sequence[MicroBatch
 def accumulate_gradients(
     backbone: Backbone, batches: Sequence[Batch], loss_fn: LossFn, *, load_pixels: LoadPixels, temperature: float
 ) -> list[MicroBatchResult]:
-    """Add up the gradients of micro-batches in this process; return each one's result."""
+    """Add up the gradients of micro-batches in this process; return each one's result.
+
+    Raises MemoryExceededError if one doesn't fit in memory; the gradients are then useless.
+    """
 
     def compute_loss(batch: Batch) -> tuple[Tensor, float, Mapping[str, Tensor]]:
         logp_N, entropy_N = forward(backbone, batch, load_pixels=load_pixels, temperature=temperature)
@@ -187,8 +272,9 @@ def accumulate_gradients(
         return _run_in_parallel(backbone, batches, compute_loss)
     results = []
     for batch in batches:
-        loss, entropy, stats = compute_loss(batch)
-        torch.autograd.backward(loss)
+        with detect_full_memory(batch):
+            loss, entropy, stats = compute_loss(batch)
+            torch.autograd.backward(loss)
         results.append((float(loss.detach()), entropy, stats))
     return results
 
@@ -202,7 +288,7 @@ def _run_in_parallel(
     num_threads, parameters = backbone.num_parallel_micro_batches, backbone.trainable_parameters
 
     def compute_gradients(batch: Batch) -> tuple[MicroBatchResult, tuple[Tensor | None, ...]]:
-        with torch.enable_grad():  # gradient mode is set per thread
+        with detect_full_memory(batch), torch.enable_grad():  # gradient mode is set per thread
             loss, entropy, stats = compute_loss(batch)
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         return (float(loss.detach()), entropy, stats), gradients

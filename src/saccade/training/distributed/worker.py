@@ -24,7 +24,7 @@ from saccade.training.distributed.dealing import Deal
 from saccade.training.distributed.sharding import shard_backbone
 from saccade.training.optimizer import STATE_FOLDER, Optimizer
 from saccade.training.reference import get_trainable_parameters, load_initial_backbone
-from saccade.training.train_step import LossFn, MicroBatchResult, accumulate_gradients, forward
+from saccade.training.train_step import LossFn, MemoryExceededError, MicroBatchResult, accumulate_gradients, forward
 
 
 class Worker:
@@ -86,9 +86,16 @@ class Worker:
                 logp_N, _ = forward(self.backbone, deal.batch, load_pixels=deal.load_pixels, temperature=temperature)
                 torch.autograd.backward(logp_N.sum())
             else:
-                [(loss, entropy, stats)] = accumulate_gradients(
-                    self.backbone, [deal.batch], loss_fn, load_pixels=deal.load_pixels, temperature=temperature
-                )
+                try:
+                    [(loss, entropy, stats)] = accumulate_gradients(
+                        self.backbone, [deal.batch], loss_fn, load_pixels=deal.load_pixels, temperature=temperature
+                    )
+                except MemoryExceededError as error:  # the other ranks are inside of the wave's collective operations
+                    raise RunError(
+                        f"rank {distributed.get_rank()}: {error}; lower rl.micro_batch_size or sft.micro_batch_size",
+                        key="micro_batch_size",
+                        value=error.num_tokens,
+                    ) from None
                 results.append((deal.index, (loss, entropy, {name: value.cpu() for name, value in stats.items()})))
         self.backbone.model.eval()
         if not has_images:  # one process has no gradient there, which the optimizer distinguishes from zero
