@@ -18,6 +18,7 @@ from saccade.checks import run_checks
 from saccade.checks.run_checks import check_recipe
 from saccade.config.load import load_recipe
 from saccade.config.schema import Recipe, RewardTerm
+from saccade.data.digests import DIGESTS_FILE
 from saccade.errors import ConfigError, ModelError, RunError
 from saccade.evaluation import records
 from saccade.evaluation.compare import read_evaluations
@@ -72,6 +73,53 @@ def test_interrupted_rl_resumes(tmp_path, tiny_folder, dataset_folder):
     assert [path.name for path in (folder / "rl").iterdir()] == ["step-000002"]
     good("rl", *start, "--resume")
     assert [line["step"] for line in Run.open(folder).read_metrics("rl")] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_sft_resumes_with_changed_data_only_if_they_are_accepted(tmp_path, tiny_folder, dataset_folder):
+    data, folder = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(dataset_folder, data)
+    start = interrupt_sft(folder, tiny_folder, data, at=1)
+    file = data / "train/demonstrations.jsonl"
+    rows = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([*rows[2:], *rows[:2]]))
+    error = fail(RunError, "sft", *start, "--resume", key="data.demonstrations")
+    assert "--accept-changed-data" in error
+    assert not list((folder / "sft").glob("step-*"))
+    good("sft", *start, "sft.steps=1", "--resume", "--accept-changed-data")
+    assert len(Run.open(folder).read_json(DIGESTS_FILE)["sources"]["data.demonstrations"]) == 2
+
+
+@pytest.mark.slow
+def test_rl_is_not_resumed_with_other_datasets_or_validation(tmp_path, tiny_folder, dataset_folder):
+    data, folder = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(dataset_folder, data)
+    files = {name: data / name / "tasks.jsonl" for name in ("train", "validation", "test")}
+    settings = [
+        *(f"data.train={{{files['train']}: 2, {files['test']}: 1}}", f"data.validation={files['validation']}"),
+        *(*RL, *SHORT, "validation.every=4", f"model.path={tiny_folder}"),
+    ]
+    recipe = load_recipe("tiny/para_grpo", settings)
+
+    def train(**options):
+        def stop(step, values):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.rl(folder, recipe, on_step=stop, **options)
+
+    train()
+    for file, key in (
+        (files["train"], f"data.train.{files['train']}"),
+        (files["test"], f"data.train.{files['test']}"),
+        (files["validation"], "data.validation"),
+    ):
+        content = file.read_text()
+        file.write_text(content.replace('"question":"', '"question":"Look: ', 1))
+        with raises(RunError, key=key):
+            train(resume=True)
+        file.write_text(content)
+    train(resume=True)
 
 
 # ---- what results depend on ------------------------------------------------------------------------------------------

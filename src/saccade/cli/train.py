@@ -15,6 +15,9 @@ from saccade.config.schema import Recipe
 from saccade.reporting.console import format_step, format_validation, print_text
 
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")]
+AcceptOption = Annotated[
+    bool, typer.Option("--accept-changed-data", help="Resume although tasks or media files have changed.")
+]
 OutOption = Annotated[Path, typer.Option("--out", help="The run folder to write.")]
 DataPath = Annotated[Path | None, typer.Option("--data", help="A folder made by `saccade data synth`.")]
 NumProcesses = Annotated[
@@ -36,6 +39,7 @@ def build_stage_command(stage: str) -> Callable[..., None]:
         model: ModelPath = None,
         data: DataPath = None,
         resume: ResumeOption = False,
+        accept_changed_data: AcceptOption = False,
         profile: ProfileStep = None,
         num_processes: NumProcesses = None,
     ) -> None:
@@ -56,6 +60,7 @@ def build_stage_command(stage: str) -> Callable[..., None]:
                     model=model,
                     data=data,
                     resume=resume,
+                    accept_changed_data=accept_changed_data,
                     profile_step=profile or 0,
                     on_step=on_step,
                     on_validation=on_validation,
@@ -72,6 +77,7 @@ def train(
     model: ModelPath = None,
     data: DataPath = None,
     resume: ResumeOption = False,
+    accept_changed_data: AcceptOption = False,
     stage: Annotated[
         str, typer.Option(help="The stages to run, of sft,rl,eval; by default those that the recipe names data for.")
     ] = "",
@@ -96,6 +102,7 @@ def train(
                 filled,
                 names,
                 resume=resume,
+                accept_changed_data=accept_changed_data,
                 start_stage=lambda name, steps: stack.enter_context(_show_stage(filled, name)),
             )
     print_text(out, f"wrote {weights}")

@@ -19,12 +19,12 @@ from typing import Any
 from saccade.config.schema import EvaluationConfig
 from saccade.data.option_shuffle import shuffle_options
 from saccade.errors import ConfigError, MediaError
-from saccade.evaluation.benchmarks.base import list_media_files
 from saccade.evaluation.records import Record, SampleKey, read_records
 from saccade.evaluation.shards import MANIFEST_SUFFIX, ShardManifest
 from saccade.evaluation.subset import FULL_SET, WEIGHTS_SUFFIX, Subset, assign_frame_budgets
 from saccade.media import hashing
 from saccade.media.relocation import map_media_paths
+from saccade.media.subtitles import list_media_files
 from saccade.metrics.episode_metrics import get_accuracy, has_failed, is_undecided
 from saccade.protocols import Context, Environment, EnvironmentFactory, ScoreFn, SelectEnvironment
 from saccade.rollouts.collect import Launcher, collect

@@ -37,6 +37,12 @@ def find_subtitles(task: Task) -> str | None:
     return os.path.normpath(Path(video.path).parent / str(name)) if name and video else None
 
 
+def list_media_files(task: Task) -> list[str]:
+    """Return the paths of a task's media and of its subtitles, if it has any."""
+    subtitles = find_subtitles(task)
+    return [*(media.path for media in task.media), *([subtitles] if subtitles else [])]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cue:
     """A line of subtitles from `start` to `end` (seconds; `end` may be infinite)."""

@@ -1,6 +1,5 @@
 """A checkpoint's files without loading them: are its weights complete, its checksums, the digest of its contents."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from saccade.errors import DataError, ModelError, convert_errors
-from saccade.utils.hashing import compute_digest
+from saccade.utils.hashing import compute_digest, compute_file_sha256
 from saccade.utils.jsonl import read_json, write_json
 
 HASHED_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".txt"}  # weights, configs, tokenizer, template
@@ -121,5 +120,4 @@ def _hash_file(path: Path) -> str:
 
 @lru_cache(maxsize=1024)
 def _hash_file_cached(path: Path, *_: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return compute_file_sha256(path)

@@ -58,6 +58,7 @@ def sft(
     model: AnyPath | None = None,
     data: AnyPath | None = None,
     resume: bool = False,
+    accept_changed_data: bool = False,
     profile_step: int = 0,
     on_step: OnStep = lambda step, metrics: None,
     on_validation: OnStep = lambda step, metrics: None,
@@ -67,13 +68,15 @@ def sft(
 
     `model` and `data` default to what the recipe names, and with `resume` to what the run in `out` was started with.
     `on_step(step, metrics)` is called after every step and `on_validation` after every validation, `on_message` with
-    the counts of demonstrations at the start; `profile_step` is a step to trace (0: none).
+    the counts of demonstrations at the start; `profile_step` is a step to trace (0: none). With
+    `accept_changed_data` a run is resumed although demonstrations, validation tasks or media files have changed.
     """
     filled = fill_paths(recipe, out, model, data, resume=resume)
     return pipeline.sft(
         Path(out),
         filled,
         resume=resume,
+        accept_changed_data=accept_changed_data,
         on_step=on_step,
         on_validation=on_validation,
         on_message=on_message,
@@ -88,6 +91,7 @@ def rl(
     model: AnyPath | None = None,
     data: AnyPath | None = None,
     resume: bool = False,
+    accept_changed_data: bool = False,
     profile_step: int = 0,
     on_step: OnStep = lambda step, metrics: None,
     on_validation: OnStep = lambda step, metrics: None,
@@ -99,7 +103,13 @@ def rl(
     """
     filled = fill_paths(recipe, out, model, data, resume=resume)
     return pipeline.rl(
-        Path(out), filled, resume=resume, on_step=on_step, on_validation=on_validation, profile_step=profile_step
+        Path(out),
+        filled,
+        resume=resume,
+        accept_changed_data=accept_changed_data,
+        on_step=on_step,
+        on_validation=on_validation,
+        profile_step=profile_step,
     )
 
 
@@ -110,12 +120,14 @@ def train(
     model: AnyPath | None = None,
     data: AnyPath | None = None,
     resume: bool = False,
+    accept_changed_data: bool = False,
     on_step: Callable[[str, int, Mapping[str, float]], None] = lambda stage, step, metrics: None,
 ) -> list[ScoredEpisode]:
     """Run a whole recipe in the run folder `out`: SFT, RL and the evaluation; return the evaluation's episodes.
 
     A stage runs if the recipe has its section and names its data; without a test split the list is empty. With
-    `resume`, an interrupted call continues. `on_step(stage, step, metrics)` is called after every training step.
+    `resume`, an interrupted call continues; `accept_changed_data` is as in `sft`. `on_step(stage, step, metrics)` is
+    called after every training step.
     """
     filled = fill_paths(recipe, out, model, data, resume=resume)
     names = stages.list_stages(filled)
@@ -124,6 +136,7 @@ def train(
         filled,
         names,
         resume=resume,
+        accept_changed_data=accept_changed_data,
         start_stage=lambda stage, steps: (functools.partial(on_step, stage), lambda step, metrics: None),
     )
     return evaluate(out, name=stages.name_evaluation(weights)) if "eval" in names else []

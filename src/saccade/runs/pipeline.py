@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from saccade.config.load import load_recipe, resolve_model_path
 from saccade.config.schema import PluginConfig, Recipe
 from saccade.data.dataset import iterate_items, load_recipe_data
+from saccade.data.digests import DataSource, record_data
 from saccade.data.hub import find_model, is_model_name
 from saccade.data.mixture import Mixture
 from saccade.data.synthetic import build_tokenizer_pieces, generate_dataset, validate_dataset
@@ -39,7 +40,13 @@ from saccade.rollouts.components import (
 from saccade.rollouts.ray.launcher import connect_launcher
 from saccade.runs.run_folder import RESUMABLE_KEYS, Run
 from saccade.runs.run_lock import TRAINING, RunLock
-from saccade.runs.validation import STAGE_SUFFIX, Validation, load_validation_tasks, require_checkpoint_metric
+from saccade.runs.validation import (
+    STAGE_SUFFIX,
+    Validation,
+    load_validation_file,
+    load_validation_tasks,
+    require_checkpoint_metric,
+)
 from saccade.training import checkpoint
 from saccade.training.alarms import AlarmMonitor, prefix_validation
 from saccade.training.demonstrations import DemonstrationReport
@@ -341,12 +348,14 @@ def sft(
     on_step: OnStep,
     on_validation: OnStep = lambda step, metrics: None,
     profile_step: int = 0,
+    accept_changed_data: bool = False,
     on_message: Callable[[str], None] = lambda message: None,
 ) -> Path:
     """Fine-tune on the recipe's demonstrations from the newest checkpoint; return the last. `run`: if it is open.
 
     `on_step` and `on_validation` receive a step and its metrics, `on_message` how many demonstrations can be learned;
-    demonstrations.json in the run folder lists the rest.
+    demonstrations.json in the run folder lists the rest. Raises RunError, unless `accept_changed_data`, if the run has
+    been started with other demonstrations, validation tasks or media files.
     """
     from saccade.training import sft as sft_training
 
@@ -356,6 +365,7 @@ def sft(
     with RunLock(folder, TRAINING) as lock:
         used_run = run or start_run(folder, recipe, ["sft"], resume=resume)
         lock.acquire()
+        _record_data(used_run, {"data.demonstrations": (file, demonstrations)}, accepts_changes=accept_changed_data)
 
         def report_check(report: DemonstrationReport) -> None:
             refused = dict(report.reasons_by_row)
@@ -376,12 +386,14 @@ def rl(
     on_step: OnStep,
     on_validation: OnStep = lambda step, metrics: None,
     profile_step: int = 0,
+    accept_changed_data: bool = False,
 ) -> Path:
     """Run RL on the recipe's training tasks, from the run's newest checkpoint; return the last checkpoint.
 
     In the folder of a finished `sft` run, with `resume`, RL starts from that run's weights; else from the recipe's
     model. `run` is the folder's run if it is already open; `profile_step` is the step to trace (0: none). Raises
-    RunError if the folder's SFT is unfinished, AlarmError if an alarm stops the training.
+    RunError if the folder's SFT is unfinished or, unless `accept_changed_data`, if the run has been started with other
+    tasks or media files, and AlarmError if an alarm stops the training.
     """
     from saccade.training import rl as rl_training
 
@@ -391,6 +403,7 @@ def rl(
         run = run or start_run(folder, recipe, ["rl"], resume=resume)
         lock.acquire()
         require_finished_sft(run)
+        _record_data(run, _list_training_files(recipe, tasks), accepts_changes=accept_changed_data)
         train = functools.partial(rl_training.train, tasks=tasks)
         return _train_stage("rl", run.recipe, train, run, (on_step, on_validation), held_out, profile_step)
 
@@ -439,6 +452,37 @@ def load_training_tasks(folder: Path, recipe: Recipe) -> Sequence[Task]:
         return load_recipe_data(folder, recipe, "data.train", str(train or ""), Task)
     datasets = tuple(load_recipe_data(folder, recipe, "data.train", file, Task) for file in train)
     return Mixture(datasets, tuple(train.values()))
+
+
+def _list_training_files(recipe: Recipe, tasks: Sequence[Task]) -> dict[str, tuple[str, Sequence[Task]]]:
+    """Return the file and the tasks of each training dataset, by the keys of their digests."""
+    if not isinstance(tasks, Mixture):
+        return {"data.train": (str(recipe.data.train), tasks)}
+    return {
+        f"data.train.{file}": (file, dataset) for file, dataset in zip(recipe.data.train, tasks.datasets, strict=True)
+    }
+
+
+def _record_data(
+    run: Run, files: Mapping[str, tuple[str, Sequence[Task | Demonstration]]], *, accepts_changes: bool
+) -> None:
+    """Record the digests of a stage's data files, given with their rows, and of the run's validation."""
+    recipe, sources = run.recipe, dict(files)
+    if validation_tasks := load_validation_file(run.path, recipe):
+        sources["data.validation"] = (recipe.data.validation, validation_tasks)
+    record_data(
+        run.path,
+        [
+            DataSource(
+                key=key,
+                file=run.path / file,
+                media_folder=run.path / recipe.data.media_root if recipe.data.media_root else (run.path / file).parent,
+                items=items,
+            )
+            for key, (file, items) in sources.items()
+        ],
+        accepts_changes=accepts_changes,
+    )
 
 
 def _train_stage(

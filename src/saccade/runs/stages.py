@@ -53,7 +53,13 @@ def name_evaluation(weights: Path) -> str:
 
 
 def train(
-    folder: Path, recipe: Recipe, stages: Sequence[str], *, resume: bool = False, start_stage: StartStage
+    folder: Path,
+    recipe: Recipe,
+    stages: Sequence[str],
+    *,
+    resume: bool = False,
+    accept_changed_data: bool = False,
+    start_stage: StartStage,
 ) -> Path:
     """Run the training stages of a recipe in one run folder; return the last checkpoint.
 
@@ -66,7 +72,14 @@ def train(
         if stage in train_fns and not (stage == "sft" and run.is_done("sft")):
             train_fn, steps = train_fns[stage]
             on_step, on_validation = start_stage(stage, steps)
-            train_fn(folder, recipe, run=run, on_step=on_step, on_validation=on_validation)
+            train_fn(
+                folder,
+                recipe,
+                run=run,
+                accept_changed_data=accept_changed_data,
+                on_step=on_step,
+                on_validation=on_validation,
+            )
     weights = pipeline.find_newest_weights(folder)
     assert weights is not None  # a finished stage has a checkpoint
     return weights

@@ -29,10 +29,10 @@ STAGE_SUFFIX = "_validation"  # of the stage's name in the log, the loggers and 
 NUM_EXAMPLES = 3  # tasks and files named in an error
 
 
-def load_validation_tasks(folder: Path, recipe: Recipe, training_tasks: Sequence[Task]) -> list[Task]:
-    """Return the tasks of a run's validations; [] if it makes none.
+def load_validation_file(folder: Path, recipe: Recipe) -> list[Task]:
+    """Return every task of a run's validation file; [] if the run makes no validation.
 
-    Raises DataError if there is no file, if it holds no task, or if one of its tasks or media files is in the training.
+    Raises DataError if there is no file, or if it holds no task.
     """
     settings, path = recipe.validation, recipe.data.validation
     if not settings.every:
@@ -47,8 +47,20 @@ def load_validation_tasks(folder: Path, recipe: Recipe, training_tasks: Sequence
     tasks = list(load_recipe_data(folder, recipe, "data.validation", path, Task))
     if not tasks:
         raise DataError(f"data.validation={path} holds no tasks", key="data.validation", value=path)
-    require_disjoint(tasks, training_tasks[:], path)  # a list: a mixture concatenates its datasets at every access
-    return select_tasks(tasks, settings.num_tasks, recipe.seed)
+    return tasks
+
+
+def load_validation_tasks(folder: Path, recipe: Recipe, training_tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks of a run's validations; [] if it makes none.
+
+    Raises what `load_validation_file` raises, and DataError if a task or a media file is in the training, too.
+    """
+    tasks = load_validation_file(folder, recipe)
+    if not tasks:
+        return []
+    # A list: a mixture concatenates its datasets at every access.
+    require_disjoint(tasks, training_tasks[:], recipe.data.validation)
+    return select_tasks(tasks, recipe.validation.num_tasks, recipe.seed)
 
 
 def select_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:

@@ -2,12 +2,19 @@
 
 import hashlib
 import json
+import os
 from typing import Any
 
 
 def compute_digest(*identity: Any) -> str:
     """Return a digest of a full identity (JSON-like values), equal on every machine and in every process."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def compute_file_sha256(path: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 of a whole file, 64 hex digits. Raises OSError if it can't be read."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def derive_seed(*identity: Any) -> int:

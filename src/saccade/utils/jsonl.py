@@ -107,10 +107,11 @@ def relativize_path(folder: Path, file: str, root: Path | None) -> str:
     return os.path.relpath(absolute, os.path.abspath(folder)) if is_inside else absolute
 
 
-def encode_json_line(item: Any) -> bytes:
+def encode_json_line(item: Any, *, sort_keys: bool = False) -> bytes:
     """Encode an item as one line of JSON."""
     # Python's JSON keeps infinities and lone surrogates, which pydantic's loses.
-    return json.dumps(item, default=_convert_for_json, separators=(",", ":")).encode() + b"\n"
+    text = json.dumps(item, default=_convert_for_json, separators=(",", ":"), sort_keys=sort_keys)
+    return text.encode() + b"\n"
 
 
 def _convert_for_json(value: Any) -> Any:

@@ -18,7 +18,7 @@ from saccade.data.source_row import OPTION_LETTERS
 from saccade.errors import DataError
 from saccade.evaluation.benchmarks.answer_extraction import extract_final_answer
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow, iterate_rows
-from saccade.media.subtitles import find_subtitles
+from saccade.media.subtitles import find_subtitles, list_media_files
 from saccade.metrics.episode_metrics import has_failed
 from saccade.metrics.statistics import get_media_key
 from saccade.protocols import ScoreFn
@@ -249,12 +249,6 @@ def find_missing_media(tasks: Iterable[Task]) -> dict[str, list[str]]:
     """Return by task id the missing media files, subtitles included, of each task that lacks some."""
     missing = {task.id: [path for path in list_media_files(task) if not Path(path).is_file()] for task in tasks}
     return {task_id: paths for task_id, paths in missing.items() if paths}
-
-
-def list_media_files(task: Task) -> list[str]:
-    """Return the paths of a task's media and of its subtitles, if it has any."""
-    subtitles = find_subtitles(task)
-    return [*(media.path for media in task.media), *([subtitles] if subtitles else [])]
 
 
 def check_subtitles(benchmark: Benchmark, tasks: Iterable[Task], selected: Iterable[Task], root: Path) -> None:
