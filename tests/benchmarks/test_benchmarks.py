@@ -133,6 +133,16 @@ def test_stragglers(run):
 
 
 @pytest.mark.slow
+def test_streaming(run):
+    sizes = ("--prompts", "2", "--group-size", "2", "--steps", "4", "--staleness", "1", "--seconds", "0.01")
+    rows = run("streaming", "--rounds", "1", *sizes)
+    barrier, in_turns, *streaming = (row["ages"] for row in rows)
+    assert in_turns == "0: 100%"
+    assert all({age.split(":")[0] for age in ages.split(", ")} <= {"0", "1"} for ages in (barrier, *streaming))
+    assert {row["episodes in progress, most"] for row in rows} == {4}
+
+
+@pytest.mark.slow
 def test_scoring(run):
     """Every benchmark has its made-up samples, and both of its rules are measured."""
     from saccade import plugins

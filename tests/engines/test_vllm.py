@@ -487,7 +487,7 @@ def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server,
         assert [segment.version for segment in segments] == sorted(states)
         assert sum((segment.logprobs for segment in segments), ()) == reply.logprobs
         (batch,) = pack(
-            [TrainingSample(ledger=whole, advantages=(1.0,) * len(whole))],
+            [TrainingSample(ledger=whole, advantages=(0.0,) * len(ledger) + (1.0,) * len(reply.tokens))],
             compute_positions=renderer.compute_position_ids,
             pack_length=4096,
             micro_batch_size=1,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from saccade.config.schema import RlConfig
 from saccade.errors import ConfigError
 from saccade.ledger import Ledger
+from saccade.metrics.episode_metrics import count_tokens
 from saccade.training.group_queue import GroupQueue, PendingGroup
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.types import AnswerType, Episode, EpisodeStatus, Group, Score, ScoredEpisode, Task
@@ -19,21 +20,25 @@ from saccade.types import AnswerType, Episode, EpisodeStatus, Group, Score, Scor
 WAIT_LIMIT = 300.0  # seconds, of a wait that should end at once
 
 
-def build_group(position, status=EpisodeStatus.ANSWERED):
+def build_group(position, status=EpisodeStatus.ANSWERED, version=None):
     task = Task(id=str(position), question="?", media=(), ground_truth="", answer_type=AnswerType.OPEN)
-    episode = Episode(
-        task=task, environment="", ledger=Ledger().observe((1,) * (1 + position % 3)), turns=(), status=status
-    )
+    ledger = Ledger().observe((1,) * (1 + position % 3))
+    if version is not None:
+        ledger = ledger.append_completion((2,), logprobs=(-1.0,), version=version)
+    episode = Episode(task=task, environment="", ledger=ledger, turns=(), status=status)
     return Group(task=task, episodes=(ScoredEpisode(episode=episode, score=Score(value=0.0)),))
 
 
 class Rollouts:
-    """Runs each group for `num_yields(position)` iterations of the event loop; records how groups started and ended."""
+    """Runs each group for `num_yields(position)` iterations of the event loop; records how groups started and ended.
+
+    With a `queue` each group ends with a token of the queue's version, which is recorded as the group's.
+    """
 
     def __init__(self, num_yields=lambda position: 1, fail_at=None):
         self.num_yields, self.fail_at = num_yields, fail_at
         self.version_by_position, self.num_running, self.most_running, self.cancelled = {}, 0, 0, []
-        self.ended = set()
+        self.ended, self.queue = set(), None
 
     async def run_group(self, position, version, on_discarded):
         self.version_by_position[position] = version
@@ -50,7 +55,10 @@ class Rollouts:
         if position == self.fail_at:
             raise ConfigError("the environment failed", key="environment.name", value="broken")
         self.ended.add(position)
-        return build_group(position)
+        if self.queue is None:
+            return build_group(position)
+        self.version_by_position[position] = self.queue._version
+        return build_group(position, version=self.queue._version)
 
 
 def take_prompts(prompt_sampler, count):
@@ -78,7 +86,11 @@ async def train(queue, config, *, step=0, end_step=None, between=lambda: 0, on_s
 CONFIGS = st.builds(
     lambda kind, **values: RlConfig(**kind, **values),
     st.sampled_from(
-        [{}, {"selection": {"over_provision": 1.5}}, {"streaming": True}, {"streaming": True, "on_stale_group": "drop"}]
+        [
+            {},
+            {"selection": {"over_provision": 1.5}},
+            *({"streaming": True, "on_stale_group": value} for value in ("wait", "drop", "truncate")),
+        ]
     ),
     steps=st.integers(1, 8),
     prompts_per_step=st.integers(1, 4),
@@ -108,6 +120,8 @@ def test_ages_are_bounded_and_no_prompt_is_lost_or_repeated(config, seed):
     async def run(step, state, num_iterations):
         rollouts = Rollouts(lambda position: 40 if rng.random() < 0.15 else rng.randrange(6))
         queue = build_queue(rollouts, config, state=state, step=step)
+        if config.on_stale_group == "truncate":
+            rollouts.queue = queue
 
         def end_step(number, positions):
             versions = {**rollouts.version_by_position, **{group.position: group.version for group in state[1]}}
@@ -196,6 +210,31 @@ def test_a_step_takes_the_oldest_group_also_if_its_prompt_was_drawn_later():
     assert asyncio.run(run()) == [1]
 
 
+def test_tokens_of_waiting_groups_are_bounded():
+    """One group at a time is started until those that wait have 5 tokens, of 1 to 3 each; again after every step."""
+    num_tokens = []
+
+    async def run():
+        config = RlConfig(
+            steps=20,
+            prompts_per_step=2,
+            max_staleness=4,
+            streaming=True,
+            max_groups_in_progress=1,
+            max_queued_tokens=5,
+        )
+        queue = build_queue(Rollouts(), config)
+
+        for step in range(6):
+            await train(queue, config, step=step, end_step=step + 1, between=lambda: 100)
+            num_tokens.append(count_tokens(pending.group for pending in queue.state[1]))
+        await queue.close()
+
+    asyncio.run(run())
+    assert all(5 <= count < 5 + 3 for count in num_tokens)
+    assert len(num_tokens) == 6
+
+
 def test_a_slow_group_that_ends_before_its_last_step_is_not_dropped():
     """Its deadline comes before those of newer groups that have ended."""
     taken, cancelled, may_end = [], [], asyncio.Event()
@@ -234,6 +273,38 @@ def test_a_slow_group_that_ends_before_its_last_step_is_not_dropped():
     asyncio.run(run())
     assert cancelled == []
     assert taken[2] == 0
+
+
+def test_a_group_that_is_truncated_holds_up_no_step():
+    """Position 0 ends after its last step; a later step trains on it, as a group of its newest token."""
+    taken, may_end = [], asyncio.Event()
+
+    class SlowFirst(Rollouts):
+        async def run_group(self, position, version, on_discarded):
+            if position == 0:
+                await may_end.wait()
+            return await super().run_group(position, version, on_discarded)
+
+    async def run():
+        config = RlConfig(
+            steps=6,
+            prompts_per_step=1,
+            max_staleness=1,
+            streaming=True,
+            on_stale_group="truncate",
+            max_groups_in_progress=2,
+        )
+        rollouts = SlowFirst()
+        queue = rollouts.queue = build_queue(rollouts, config)
+        await train(queue, config, end_step=3, on_step=lambda step, positions: taken.extend(positions))
+        assert 0 not in taken  # its start is 3 versions old
+        may_end.set()
+        await train(queue, config, step=3, between=lambda: 9, on_step=lambda step, positions: taken.extend(positions))
+        await queue.close()
+
+    asyncio.run(run())
+    assert 0 in taken[3:]
+    assert len(set(taken)) == 6
 
 
 def test_a_group_that_is_too_slow_is_dropped_and_its_prompt_drawn_again():
@@ -361,6 +432,7 @@ def test_without_streaming_groups_start_together():
     [
         ({"streaming": True}, "rl.streaming"),
         ({"on_stale_group": "drop", "max_staleness": 1}, "rl.on_stale_group"),
+        ({"on_stale_group": "truncate", "max_staleness": 1}, "rl.on_stale_group"),
         (
             {"streaming": True, "max_staleness": 1, "selection": {"over_provision": 1.5}},
             "rl.selection.over_provision",

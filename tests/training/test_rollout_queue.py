@@ -171,6 +171,40 @@ def test_episodes_in_progress_continue_or_restart_on_a_weight_update(
 
 
 @pytest.mark.slow
+def test_truncated_groups_train_on_tokens_within_max_staleness(workspace, tmp_path, monkeypatch):
+    """The first group's reply has tokens of version 0 and of the version that it ends with, which is at least 2."""
+    overrides = ("rl.streaming=true", "rl.on_stale_group=truncate", "rl.steps=5", "rl.prompts_per_step=1")
+    components = load_overlapped(workspace, *overrides, "rl.max_groups_in_progress=2")
+    loss_inputs, compute_policy_loss = [], policy_update.compute_policy_loss
+
+    class SlowFirstEngine(RecordingEngine):
+        async def generate(self, request):
+            first_version, is_slow = self.version, len(self.requests) < 2  # both episodes of the first group
+            self.requests.append(request.sampling)
+            deadline = time.monotonic() + 60
+            while is_slow and self.version < 2:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.001)
+            completion = await self.engine.generate(request)
+            if not is_slow:
+                return completion
+            versions = (first_version, *[self.version] * (len(completion.tokens) - 1))
+            return replace(completion, version=self.version, token_versions=versions)
+
+    def record_inputs(*arguments, **settings):
+        loss_inputs.append(len(settings["rollout_logp_N"]))
+        return compute_policy_loss(*arguments, **settings)
+
+    monkeypatch.setattr(policy_update, "compute_policy_loss", record_inputs)
+    rows = workspace.run_rl(replace(components, engine=SlowFirstEngine(components.engine)), tmp_path)
+    assert len(rows) == 5
+    assert all(row["staleness_max"] <= 1 for row in rows)
+    assert sorted(row["stale_tokens"] for row in rows) == [0.0] * 4 + [2.0]
+    num_tokens = max(loss_inputs)
+    assert sorted(loss_inputs) == [num_tokens - 2] + [num_tokens] * 4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("work", ["sync continue", "sync restart", "save", "update"])
 def test_the_work_of_the_trainer_does_not_count_towards_the_timeout(workspace, tmp_path, monkeypatch, work):
     """A sync, or an update in the main thread, takes longer than the timeout of an episode in progress; a save in a

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from saccade.algorithms.group_advantages import GroupAdvantages
 from saccade.ledger import ImageRef, ImageSlot, Ledger, Origin
-from saccade.training.training_samples import build_sample, build_samples, split_mini_batches
+from saccade.training.training_samples import build_sample, build_samples, drop_stale_tokens, split_mini_batches
 from saccade.types import (
     AnswerType,
     Block,
@@ -191,3 +191,24 @@ def test_exactly_the_sampled_tokens_of_any_ledger_get_an_advantage(drawn, advant
         make_episode(1, ledger=ledger), advantage, by_span={TAGS: anchor}, decode=lambda tokens: "x" * len(tokens)
     )
     assert plain == untagged
+
+
+def test_stale_tokens_become_context():
+    """A reply sampled by versions 1 and 3 with a tool result, then one of version 3; another sample is of version 1."""
+    ledger = Ledger().observe((1, 2)).append_completion((5, 7), logprobs=(-0.1, -2.0), version=1)
+    ledger = ledger.append_completion((4,), logprobs=(-0.3,), version=3).observe((8, 8), origin=Origin.TOOL)
+    ledger = ledger.append_completion((6, 9), logprobs=(-0.5, -0.6), version=3)
+    old = Ledger().observe((1, 2)).append_completion((5,), logprobs=(-0.1,), version=1)
+    samples = [
+        TrainingSample(ledger=ledger, advantages=(0.0, 0.0, 0.5, 0.5, 0.5, 0.0, 0.0, 0.25, 0.25), group=4),
+        TrainingSample(ledger=old, advantages=(0.0, 0.0, 0.5)),
+    ]
+    assert drop_stale_tokens(samples, 1) == (samples, 0)
+    [sample], num_stale = drop_stale_tokens(samples, 2)
+    assert num_stale == 3
+    assert sample.ledger.input_ids() == ledger.input_ids()
+    assert sample.ledger.loss_mask() == tuple(version == 3 for version in ledger.versions())
+    assert sample.ledger.logprobs()[4] == -0.3
+    assert sample.advantages == (0.0, 0.0, 0.0, 0.0, 0.5, 0.0, 0.0, 0.25, 0.25)
+    assert sample.group == 4
+    assert drop_stale_tokens(samples, 4) == ([], 6)

@@ -566,8 +566,9 @@ class RlConfig(StageConfig):
     # a step start together, once those of the step before have ended
     streaming: bool = False
     # groups that could only be trained on above max_staleness, with streaming: wait = the last step that may train on
-    # them waits for them, drop = they are cancelled after it, and their prompts are drawn again
-    on_stale_group: Literal["wait", "drop"] = "wait"
+    # them waits for them, drop = they are cancelled after it, and their prompts are drawn again, truncate = they
+    # continue, and their tokens above max_staleness are context, not trained on
+    on_stale_group: Literal["wait", "drop", "truncate"] = "wait"
     # groups in progress at a time, with max_staleness above 0; 0 = as many as have 512 episodes
     max_groups_in_progress: NonNegativeInt = 0
     # rollouts pause while the collected but untrained conversations have more tokens than this; 0 = no limit
@@ -634,12 +635,12 @@ class RlConfig(StageConfig):
                 key="rl.selection.over_provision",
                 value=self.selection.over_provision,
             )
-        if self.on_stale_group == "drop" and not self.streaming:
+        if self.on_stale_group != "wait" and not self.streaming:
             raise ConfigError(
-                "rl.on_stale_group=drop needs rl.streaming=true: without it each step waits for its own groups, and "
-                "rl.selection.over_provision cancels the slowest ones",
+                f"rl.on_stale_group={self.on_stale_group} needs rl.streaming=true: without it each step waits for its "
+                "own groups, and rl.selection.over_provision cancels the slowest ones",
                 key="rl.on_stale_group",
-                value="drop",
+                value=self.on_stale_group,
             )
         return self
 

@@ -13,6 +13,8 @@ at index i (from 0) has a place in a step within its age if
 A group is started only if this holds for it, the newest. A step takes the oldest groups that have ended, and waits
 until it holds for all others (earliest deadline first). So a slow group delays only the last step that may train on it.
 With `rl.on_stale_group: drop` no step waits for it: it is cancelled after its last step, and its prompt is drawn again.
+With `truncate` no step waits for it either: it continues, and has the version of its newest token when it has ended;
+the trainer leaves out its tokens that are too old (`training_samples.drop_stale_tokens`).
 
 Without `rl.streaming` the groups of a step start together, once those of the step before have ended.
 
@@ -45,7 +47,7 @@ class PendingGroup:
     """A group that has ended and that no step has trained on."""
 
     position: int  # of its prompt
-    version: int  # of the weights when it was started
+    version: int  # of the weights when it was started; with `on_stale_group: truncate`, of its newest token
     group: Group
 
 
@@ -78,6 +80,7 @@ class GroupQueue:
         next_step: int,
     ) -> None:
         self._run_group, self._take_prompts, self._settings = run_group, take_prompts, settings
+        self._is_truncating = settings.on_stale_group == "truncate"
         self._version, self._step = version, next_step - 1  # the step that takes groups, or took them last
         self.num_surplus_videos = 0  # since the last batch
         self._num_needed = 0  # groups that this step waits for
@@ -189,7 +192,11 @@ class GroupQueue:
         """
         groups: list[tuple[int, bool, int]] = [
             *((pending.version, False, position) for position, pending in self._waiting.items()),
-            *((started.version, True, position) for position, started in self._in_progress.items()),
+            # A group that is truncated gets more tokens, of these weights or newer ones.
+            *(
+                (self._version if self._is_truncating else started.version, True, position)
+                for position, started in self._in_progress.items()
+            ),
         ]
         num_placed, stale_positions, excluded = 0, list[int](), set(without)
         for version, _, position in sorted(groups):
@@ -251,7 +258,10 @@ class GroupQueue:
         started = self._in_progress.pop(position, None)  # None if the group was cancelled
         self._record_failure(task)
         if started is not None and not task.cancelled() and task.exception() is None:
-            self._add_waiting(PendingGroup(position=position, version=started.version, group=task.result()))
+            group, version = task.result(), started.version
+            if self._is_truncating:
+                version = max([version, *(v for episode in _list_episodes(group) for v in episode.ledger.versions())])
+            self._add_waiting(PendingGroup(position=position, version=version, group=group))
         self._changed.set()
 
     def _record_failure(self, task: asyncio.Task[Any]) -> None:

@@ -69,7 +69,7 @@ from saccade.training.rollout_queue import RolloutQueue
 from saccade.training.step_timer import StepTimer, compute_update_speed
 from saccade.training.step_trace import StepTrace
 from saccade.training.train_step import StepReport
-from saccade.training.training_samples import build_samples
+from saccade.training.training_samples import build_samples, drop_stale_tokens
 from saccade.training.validation import ValidationSchedule
 from saccade.types import Task, TrainingSample
 from saccade.utils.jsonl import read_jsonl, relativize_path, write_jsonl
@@ -283,7 +283,11 @@ def build_training_samples(
         **compute_filter_metrics(reports),
     }
     decode = components.backbone.renderer.decode
-    return build_samples(groups, advantages, settings.advantage.sub_agent_credit, decode=decode, masks=masks), metrics
+    samples = build_samples(groups, advantages, settings.advantage.sub_agent_credit, decode=decode, masks=masks)
+    if settings.on_stale_group == "truncate":
+        samples, num_stale_tokens = drop_stale_tokens(samples, batch.step - settings.max_staleness)
+        metrics["stale_tokens"] = float(num_stale_tokens)
+    return samples, metrics
 
 
 def load_trainer_state(

@@ -9,6 +9,7 @@ import numpy as np
 
 from saccade.algorithms.credit import Decode, build_span_token_mask
 from saccade.algorithms.group_advantages import GroupAdvantages
+from saccade.ledger import Ledger, Origin
 from saccade.types import Episode, Group, Span, TrainingSample
 
 
@@ -40,6 +41,28 @@ def build_samples(
                     sample = build_sample(conversation, advantage, by_span=own, decode=decode)
                     samples.append(replace(sample, group=number))
     return samples
+
+
+def drop_stale_tokens(samples: Sequence[TrainingSample], min_version: int) -> tuple[list[TrainingSample], int]:
+    """Return samples that don't train the tokens of weights before `min_version`, and the number of these tokens.
+
+    They become context of the later tokens. Samples of which no token is left are left out.
+    """
+    kept, num_stale = list[TrainingSample](), 0
+    for sample in samples:
+        segments = [
+            replace(segment, origin=Origin.PREFILL, logprobs=(), version=None)
+            if segment.version is not None and segment.version < min_version
+            else segment
+            for segment in sample.ledger.segments
+        ]
+        ledger = Ledger(segments=tuple(segments))
+        num_stale += sample.ledger.num_sampled_tokens - ledger.num_sampled_tokens
+        if ledger.num_sampled_tokens:
+            pairs = zip(sample.advantages, ledger.loss_mask(), strict=True)
+            advantages = tuple(value if is_trained else 0.0 for value, is_trained in pairs)
+            kept.append(replace(sample, ledger=ledger, advantages=advantages))
+    return kept, num_stale
 
 
 def split_mini_batches(samples: Sequence[TrainingSample], num: int) -> list[list[TrainingSample]]:
