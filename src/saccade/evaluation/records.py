@@ -2,13 +2,16 @@
 
 import functools
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from saccade.errors import RunError
 from saccade.media.relocation import map_media_paths
 from saccade.metrics.episode_metrics import ERROR_STATUSES
 from saccade.types import ScoredEpisode, UngradedEpisode
+from saccade.utils.hashing import compute_digest
 from saccade.utils.jsonl import read_jsonl
 
 SampleKey = tuple[str, int | None, int]  # task, frame_budget and sample_index of a record
@@ -78,6 +81,15 @@ def read_newest_records(path: Path) -> list[Record]:
     """Return the newest line of each sample as stored in the file, including unresolved media paths."""
     records = read_jsonl(path, Record, skip_truncated_line=True) if path.exists() else []
     return list({record.sample_id: record for record in records}.values())
+
+
+def format_fingerprint(parts: Mapping[str, Any]) -> str:
+    """Return the fingerprint of parts by name: a digest of each.
+
+    >>> format_fingerprint({"seed": 0, "tools": True})
+    'seed=d0bca111f8628137, tools=1c28f2eb0958c3d1'
+    """
+    return ", ".join(f"{name}={compute_digest(value)[:16]}" for name, value in parts.items())
 
 
 def find_fingerprint_differences(first: str, second: str) -> list[str]:

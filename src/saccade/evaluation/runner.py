@@ -19,7 +19,7 @@ from typing import Any
 from saccade.config.schema import EvaluationConfig
 from saccade.data.option_shuffle import shuffle_options
 from saccade.errors import ConfigError, MediaError
-from saccade.evaluation.records import Record, SampleKey, read_records
+from saccade.evaluation.records import Record, SampleKey, format_fingerprint, read_records
 from saccade.evaluation.shards import MANIFEST_SUFFIX, ShardManifest
 from saccade.evaluation.subset import FULL_SET, WEIGHTS_SUFFIX, Subset, assign_frame_budgets
 from saccade.media import hashing
@@ -265,7 +265,7 @@ def _compute_fingerprint(settings: EvaluationConfig, sampling: SamplingParams, i
     sampling_settings = {key: value for key, value in asdict(sampling).items() if key != "seed"}
     parts = {"seed": sampling.seed, "settings": (evaluation_settings, sampling_settings), "tools": settings.use_tools}
     parts |= identity
-    return ", ".join(f"{name}={compute_digest(value)[:16]}" for name, value in parts.items())
+    return format_fingerprint(parts)
 
 
 def _hash_file(path: str) -> str:

@@ -29,11 +29,10 @@ from saccade.config.schema import ModelConfig
 from saccade.errors import ModelError, convert_errors
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io, lora
-from saccade.models.checkpoint_files import IGNORED_FILES
+from saccade.models.checkpoint_files import IGNORED_FILES, METADATA_SUFFIXES
 from saccade.models.policy import KVStore, Policy, PolicyInputs, VisionFeatures, VisionPass
 
 PEFT_CONFIG = "adapter_config.json"
-_METADATA_SUFFIXES = {".json", ".jinja", ".txt"}  # tokenizer, template, image processor; not the index of weight files
 _ATTENTION_IMPLEMENTATIONS = {"": "sdpa", "text_config": "saccade", "vision_config": "sdpa"}
 MAX_ATTENTION_QUERIES = 2048  # per attention call: bounds the memory of kernels that materialize scores and mask
 MAX_VISION_TOKENS = 4096  # per pass of the vision tower: about 80 frames of 50,176 pixels
@@ -133,7 +132,7 @@ class Backbone:
             loaded: Any = _load_model(settings, Path(settings.path)) if model is None else model
             self.model: Any = loaded.to(self.device)
             # Read now: a run deletes the checkpoint that it was loaded from when it has written newer ones.
-            files = [file for file in Path(settings.path).iterdir() if file.suffix in _METADATA_SUFFIXES]
+            files = [file for file in Path(settings.path).iterdir() if file.suffix in METADATA_SUFFIXES]
             self._metadata_files = {
                 file.name: file.read_bytes()
                 for file in files

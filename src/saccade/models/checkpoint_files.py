@@ -1,7 +1,7 @@
 """A checkpoint's files without loading them: are its weights complete, its checksums, the digest of its contents."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +16,8 @@ from saccade.utils.jsonl import read_json, write_json
 HASHED_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".txt"}  # weights, configs, tokenizer, template
 CHECKSUMS_FILE = "checksums.json"  # of a checkpoint: the bytes and the SHA-256 of each other file, by name
 IGNORED_FILES = {"trainer_state.json", CHECKSUMS_FILE}  # the trainer's, beside the weights
+METADATA_SUFFIXES = {".json", ".jinja", ".txt"}  # config, tokenizer, template, image processor
+ADAPTERS_FILE = "adapters.safetensors"  # the trained adapters, which the weights contain
 _NUM_HASH_THREADS = 8  # hashing releases the GIL
 
 
@@ -59,6 +61,17 @@ def _read_shard_names(index: Path) -> set[str]:
         raise ModelError(problem, key=str(index)) from error
 
 
+def list_model_files(folder: Path) -> list[Path]:
+    """Return the files of a checkpoint that make it a model: not those of the trainer, nor the adapters by themselves.
+
+    Raises ModelError if no weight file is found, or if one is missing or truncated.
+    """
+    check_weights(folder)
+    ignored = IGNORED_FILES | {ADAPTERS_FILE}
+    suffixes = METADATA_SUFFIXES | {".safetensors"}
+    return [path for path in sorted(folder.iterdir()) if path.suffix in suffixes and path.name not in ignored]
+
+
 def write_checksums(folder: Path) -> None:
     """Write the checksums of every file in a folder and below."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / CHECKSUMS_FILE]
@@ -68,13 +81,15 @@ def write_checksums(folder: Path) -> None:
     write_json(folder / CHECKSUMS_FILE, content)
 
 
-def verify_checksums(folder: Path) -> None:
+def verify_checksums(folder: Path, names: Collection[str] | None = None) -> None:
     """Raise ModelError, with its path as key, for the first file whose content isn't the one that was written.
 
-    Files that were added later aren't compared. Reads every file (about a second per gigabyte and thread).
+    Compares the files of these `names` (None: all); files that were added later aren't compared. Reads every file
+    (about a second per gigabyte and thread).
     """
     fix = "restore it from a copy"
-    expected = read_checksums(folder)
+    checksums = read_checksums(folder)
+    expected = {name: checksum for name, checksum in checksums.items() if names is None or name in names}
     for name, checksum in expected.items():
         path = folder / name
         size = path.stat().st_size if path.is_file() else None

@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from saccade.errors import ConfigError, ModelError, convert_errors
+from saccade.models.checkpoint_files import ADAPTERS_FILE
 from saccade.utils.hashing import derive_seed
 
-ADAPTERS_FILE = "adapters.safetensors"
 _LORA_INFIX = ".lora_"
 _SCALE = 2  # of an adapter's output: alpha / rank
 _BASE_FOLDER_KEY, _BASE_RELATIVE_KEY = "base", "beside"  # metadata: the base's path, and its path relative to the file
@@ -69,20 +69,32 @@ def save_adapters(weights: Mapping[str, Tensor], folder: Path, base_folder: Path
     save_file(contiguous, folder / ADAPTERS_FILE, metadata=metadata)
 
 
-def export_adapters(weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Write adapters by name as a folder that inference servers load beside the base weights (peft's format)."""
+def export_adapters(weights: Mapping[str, Tensor], folder: Path, base: str | None = None) -> None:
+    """Write adapters by name as a folder that peft and inference servers load beside the base weights, those in `base`.
+
+    The config lists whole names of layers: a vision tower may have layers of the same last name.
+    """
     rank = next(value.shape[0] for name, value in weights.items() if f"{_LORA_INFIX}A." in name)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": rank,
         "lora_alpha": _SCALE * rank,
-        "target_modules": sorted({name.partition(_LORA_INFIX)[0].rpartition(".")[2] for name in weights}),
+        "target_modules": sorted({name.partition(_LORA_INFIX)[0] for name in weights}),
         "bias": "none",
+        "base_model_name_or_path": base,
     }
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     tensors = {f"base_model.model.{name.replace('.default.', '.')}": value for name, value in weights.items()}
     save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "adapter_model.safetensors")
+
+
+def read_adapters(folder: Path) -> tuple[dict[str, Tensor], Path]:
+    """Return the adapters of a checkpoint by name, and the folder of their base weights. Raises ModelError."""
+    path = folder / ADAPTERS_FILE
+    with convert_errors(ModelError, f"{path} can't be read", key=str(path)), safe_open(path, "pt") as file:
+        saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        return saved, _find_base_folder(file.metadata() or {}, folder)
 
 
 @torch.no_grad()
@@ -96,9 +108,7 @@ def restore_adapters(model: nn.Module, folder: Path, load_model: Callable[[Path]
     path = folder / ADAPTERS_FILE
     if not path.is_file():
         return folder.resolve()
-    with convert_errors(ModelError, f"{path} can't be read"), safe_open(path, "pt") as file:
-        saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        base = _find_base_folder(file.metadata() or {}, folder)
+    saved, base = read_adapters(folder)
     adapters = get_adapter_weights(model)
     for problem, first, second in (("lacks", adapters, saved), ("has surplus", saved, adapters)):
         if names := sorted(first.keys() - second.keys()):

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 OnStep = Callable[[int, Mapping[str, float]], None]
 CHAT_ENGINE = "chat_completions"  # the engine used for a model that is given as a URL
+EXPORTED_RECIPE = "saccade_recipe.yaml"  # of an exported checkpoint: a folder with recipe.yaml would be a run
 IMAGES_FOLDER = "images"  # of a run: the images that its tools made
 TRACES_FOLDER = "profile"  # of a run: the traces of single steps
 TINY_TOKEN_PIXELS = 16  # pixels per side of a visual token of the tiny models; published models have larger ones
@@ -137,14 +138,17 @@ def resolve_checkpoint(path: Path, *, downloads: bool = True) -> Path:
 def find_default_recipe(model: str | Path) -> tuple[str, tuple[str, ...]]:
     """Return the default recipe for a model and the overrides it needs on this machine.
 
-    It is the recipe of the run that the checkpoint belongs to, or else a packaged one that suits a server or the pixels
-    of the checkpoint's visual tokens. Raises ModelError if the folder holds no config.json with a vision config.
+    It is the recipe of the run that the checkpoint belongs to or was exported from, or else a packaged one that suits a
+    server or the pixels of the checkpoint's visual tokens. Raises ModelError if the folder holds no config.json with a
+    vision config.
     """
     if is_address(model):
         return "paravt/para_grpo", ()
     for folder in (Path(model), *Path(model).resolve().parents[:2]):
         if (folder / "recipe.yaml").is_file():
             return str(folder / "recipe.yaml"), ()
+    if (Path(model) / EXPORTED_RECIPE).is_file():
+        return str(Path(model) / EXPORTED_RECIPE), ()
     message = f"{model} is not a vision-language model, whose config.json has a vision_config"
     with convert_errors(ModelError, message, key=str(model)):
         vision = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))["vision_config"]

@@ -27,7 +27,7 @@ def report_run(folder: Path, page: Path | None = None) -> Path:
     with RunLock(folder, REPORT) if page is None else contextlib.nullcontext():
         return write_report(
             folder,
-            evaluations=_read_evaluations(folder),
+            evaluations=read_any_evaluations(folder),
             decode=_load_decoder(run),
             load_pixels=CachingMediaLoader().load_pixels,
             page_path=page,
@@ -44,7 +44,8 @@ def write_episode_page(episode: Episode, model: str, page: Path) -> Path:
     return write_text(page, text)
 
 
-def _read_evaluations(folder: Path) -> dict[str, Evaluation]:
+def read_any_evaluations(folder: Path) -> dict[str, Evaluation]:
+    """Return the evaluations of a run by name, as `read_evaluations` does; {} without any."""
     try:
         return read_evaluations(folder)
     except DataError as error:

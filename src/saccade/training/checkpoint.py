@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # reports list checkpoints without torch
 
 KEEP_FILE = "keep"  # a checkpoint that contains this file is never deleted
 BEST_LINK = "best"
+LAST_STEP = "last"
 _logger = logging.getLogger("saccade")
 
 
@@ -208,6 +209,22 @@ def list_checkpoints(folder: Path) -> list[Checkpoint]:
     # The user may keep other folders here, such as a copy of a checkpoint.
     checkpoints = [Checkpoint(step=int(suffix), folder=path) for suffix, path in suffixes if suffix.isdecimal()]
     return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
+
+
+def find_checkpoint(folder: Path, step: str) -> Checkpoint:
+    """Return the checkpoint of a step, of the "last" step or of the "best" one. Raises RunError if there is none."""
+    checkpoints = {saved.step: saved for saved in list_checkpoints(folder)}
+    wanted = max(checkpoints, default=-1)
+    if step == BEST_LINK:
+        name = (folder / BEST_LINK).resolve().name.removeprefix("step-")
+        wanted = int(name) if name.isdecimal() else -1
+    elif step != LAST_STEP:
+        wanted = int(step) if step.isascii() and step.isdecimal() else -1
+    if wanted in checkpoints:
+        return checkpoints[wanted]
+    existing = f"it has those of the steps {', '.join(map(str, checkpoints))}" if checkpoints else "it has none"
+    hint = f"; {BEST_LINK} needs validations and checkpoints.best above 0" if step == BEST_LINK else ""
+    raise RunError(f"{folder} has no checkpoint of step {step!r}: {existing}{hint}", key="--step", value=step)
 
 
 def find_newest_checkpoint(folder: Path) -> Checkpoint | None:

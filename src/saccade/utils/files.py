@@ -9,6 +9,7 @@ without the second one the old file. Everything that a run can't do without is w
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,25 @@ def _replace_on_success(partial: Path, target: Path, *, is_durable: bool = True)
             sync_path(target.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def write_folder_atomically(target: Path) -> Iterator[Path]:
+    """Yield an empty folder that is synced and renamed to `target` on success, and deleted on failure.
+
+    `target` may be an empty folder. Raises OSError if it is another one, or can't be written.
+    """
+    partial = target.with_name(f".{target.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        sync_tree(partial)
+        os.replace(partial, target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # it would keep the disk full
+        raise
+    sync_path(target.parent)
 
 
 def sync_path(path: Path) -> None:
