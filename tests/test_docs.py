@@ -214,6 +214,7 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
 
 
+@pytest.mark.slow
 def test_generated_pages_are_up_to_date():
     done = subprocess.run(
         [sys.executable, "scripts/generate_docs.py", "--check"], cwd=ROOT, capture_output=True, text=True

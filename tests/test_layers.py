@@ -114,12 +114,10 @@ def test_every_part_has_a_layer():
     assert parts <= set(LEVEL), f"without a layer: {parts - set(LEVEL)}"
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if get_part(name)])
-def test_a_module_imports_only_from_earlier_layers(module):
-    own = get_part(module)
-    for name in INSIDE[module]:
-        other = get_part(name)
-        if not other or other == own:
+def test_modules_import_only_from_earlier_layers():
+    for module, name in ((module, name) for module, names in INSIDE.items() for name in names):
+        own, other = get_part(module), get_part(name)
+        if not own or not other or other == own:
             continue
         assert LEVEL[other] < LEVEL[own] or (own, other) in FILES_BESIDE, (
             f"{module} (layer {LEVEL[own]}) imports {name} (layer {LEVEL[other]})"

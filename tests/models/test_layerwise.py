@@ -1,6 +1,5 @@
 """Writing weights layer by layer: bit for bit the same files, without a second full copy in memory."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -93,38 +92,44 @@ def test_layers_are_iterated_once_and_in_order(folder):
     assert text == [f"model.language_model.layers.{number}" for number in range(len(backbone.language_model.layers))]
 
 
-@pytest.mark.parametrize(("tied", "lora_rank"), [(True, 0), (False, 0), (True, 4)])
-def test_two_ranks_write_what_one_process_writes(tmp_path, tied, lora_rank):
-    """And hold a layer and a file at most, where all weights would be names times as much."""
-    if lora_rank and not importlib.util.find_spec("peft"):
-        pytest.skip("peft is missing: pip install peft")
-    make_tiny_model(str(tmp_path / "model"), seed=3, tie_word_embeddings=tied)
-    reports = run_two_ranks(tmp_path, lora_rank)
-    checkpoint_io.write_weights(divided.load_model(str(tmp_path / "model"), lora_rank), tmp_path, shard_bytes=10**9)
+@pytest.fixture(scope="module")
+def written_by_two_ranks(tmp_path_factory):
+    """The folder of the models of `divided.CASES`, and both ranks' reports by case."""
+    folder = tmp_path_factory.mktemp("divided")
+    for name in divided.CASES:
+        make_tiny_model(str(folder / name / "model"), seed=3, tie_word_embeddings=name != "untied")
+        (folder / name / "out").mkdir()
+    return folder, dict(zip(divided.CASES, zip(*run_two_ranks(folder), strict=True), strict=True))
+
+
+@pytest.mark.parametrize("name", divided.CASES)
+def test_two_ranks_write_what_one_process_writes(written_by_two_ranks, tmp_path, name):
+    """And hold a layer and a file at most, where all weights would be many times as much."""
+    folder, reports = written_by_two_ranks
+    model = divided.load_model(str(folder / name / "model"), divided.CASES[name])
+    checkpoint_io.write_weights(model, tmp_path, shard_bytes=10**9)
     alone = load_file(tmp_path / "model.safetensors")
-    written = read_weights(tmp_path / "out")
-    if lora_rank:  # rounding of a partial product depends on its size
+    written = read_weights(folder / name / "out")
+    if divided.CASES[name]:  # rounding of a partial product depends on its size
         assert written.keys() == alone.keys()
         assert all(torch.allclose(value, alone[name], atol=1e-5) for name, value in written.items())
     else:
         assert are_equal(written, alone)
-    assert (tmp_path / "out" / "model.safetensors.index.json").is_file()
-    assert [report["copied"] for report in reports] == [len(alone), 0]
-    for report in reports:
+    assert (folder / name / "out" / "model.safetensors.index.json").is_file()
+    assert [report["copied"] for report in reports[name]] == [len(alone), 0]
+    for report in reports[name]:
         assert report["now"] == 0
-        layer = report["largest"] * (2 if lora_rank else 1)  # the adapters' product, too
+        layer = report["largest"] * (2 if divided.CASES[name] else 1)  # the adapters' product, too
         assert report["max"] <= layer + divided.SHARD_BYTES
         assert report["max"] < report["all"] / 2
 
 
-def run_two_ranks(tmp_path, lora_rank):
-    """Run the two ranks; return their JSON reports."""
-    (tmp_path / "out").mkdir()
+def run_two_ranks(folder):
+    """Run the two ranks; return the JSON reports of each, in the order of the cases."""
     source = str(Path(checkpoint_io.__file__).parents[2])
-    arguments = [*(str(tmp_path / name) for name in ("model", "out", "store")), str(lora_rank)]
     running = [
         subprocess.Popen(
-            [sys.executable, divided.__file__, str(rank), *arguments],
+            [sys.executable, divided.__file__, str(rank), str(folder / "store"), str(folder)],
             env={**os.environ, "PYTHONPATH": source},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -138,4 +143,4 @@ def run_two_ranks(tmp_path, lora_rank):
         for process in running:
             process.kill()
     assert [process.returncode for process in running] == [0, 0], outputs
-    return [json.loads(stdout.splitlines()[-1]) for stdout, _ in outputs]
+    return [[json.loads(line) for line in stdout.splitlines() if line.startswith("{")] for stdout, _ in outputs]

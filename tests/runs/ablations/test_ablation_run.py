@@ -23,8 +23,13 @@ from saccade.runs.run_folder import Run
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.soak)], ids="{}_seeds".format)
+def num_seeds(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(num_seeds, tmp_path_factory):
     return tmp_path_factory.mktemp("lab") / "out"
 
 
@@ -35,9 +40,9 @@ def path(folder):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def first(path, folder):
-    """Two seeds of everything; one arm fails in each."""
-    return run("ablate", path, *SMALL, "--seeds", 2, "--out", folder)
+def first(path, folder, num_seeds):
+    """Everything once; one variant fails with each seed."""
+    return run("ablate", path, *SMALL, "--seeds", num_seeds, "--out", folder)
 
 
 def read_yaml(file):
@@ -48,19 +53,19 @@ def numbers(folder):
     return json.loads((folder / "results.json").read_text())["tables"]
 
 
-def test_the_plan_is_printed_first_and_a_failed_run_last(first, folder):
+def test_the_plan_is_printed_first_and_a_failed_run_last(first, folder, num_seeds):
     assert first.exit_code == 1
-    lines = first.output.splitlines()
-    assert [int(number) for number in re.findall(r"\d+", lines[0])[:5]] == [3, 2, 6, 4, 4]  # variants, seeds, runs, ...
+    numbers = [int(number) for number in re.findall(r"\d+", first.output.splitlines()[0])]
+    assert numbers[:5] == [3, num_seeds, 3 * num_seeds, 4, 2 * num_seeds]  # variants, seeds, runs, steps, checkpoints
     assert "seed-0/two/stuck: FAILED" in first.output
-    assert first.stderr.startswith("2 ")
+    assert first.stderr.startswith(f"{num_seeds} ")
     assert str(folder) in first.stderr
-    assert "seed-1/one/hot: done" in first.output
+    assert f"seed-{num_seeds - 1}/one/hot: done" in first.output
     assert "Traceback" not in first.output
 
 
-def test_variants_share_dataset_weights_and_tasks(folder):
-    for seed in (0, 1):
+def test_variants_share_dataset_weights_and_tasks(folder, num_seeds):
+    for seed in range(num_seeds):
         runs = {arm: Run.open(folder / f"seed-{seed}/one/{arm}") for arm in ("plain", "hot")}
         recipes = [run.recipe for run in runs.values()]
         stored = [read_yaml(run.path / "recipe.yaml")["model"]["path"] for run in runs.values()]
@@ -73,8 +78,8 @@ def test_variants_share_dataset_weights_and_tasks(folder):
         facts = [json.loads((folder / f"seed-{seed}/one/{arm}/results.json").read_text()) for arm in runs]
         assert facts[0]["greedy"]["task"] == facts[1]["greedy"]["task"] == facts[0]["tools_off"]["task"]
         assert facts[0]["greedy"]["frame_budget"] == facts[1]["greedy"]["frame_budget"]
-    tasks = [(folder / f"seed-{seed}/data/test/tasks.jsonl").read_text() for seed in (0, 1)]
-    assert tasks[0] != tasks[1]
+    tasks = {(folder / f"seed-{seed}/data/test/tasks.jsonl").read_text() for seed in range(num_seeds)}
+    assert len(tasks) == num_seeds
 
 
 def test_variants_with_equal_weights_sample_equal_rollouts(folder):
@@ -105,21 +110,21 @@ def test_the_report_lists_results_and_failures(folder):
     assert len(list((folder / "plots").glob("*.png"))) == 4
 
 
-def test_every_number_has_its_seeds_and_tasks(folder):
+def test_every_number_has_its_seeds_and_tasks(folder, num_seeds):
     rows = [row for row in numbers(folder) if "slice" not in row and row["variant"] != "stuck"]
     assert len(rows) == 2 * 2
     for row in rows:
         for when in ("before", "after", "gain"):
-            assert len(row[when]["seed_means"]) == 2
-            assert row[when]["num_tasks"] == 8
-            assert row[when]["seed_interval"] is not None
+            assert len(row[when]["seed_means"]) == num_seeds
+            assert row[when]["num_tasks"] == 4 * num_seeds
+            assert (row[when]["seed_interval"] is None) == (num_seeds == 1)
     lengths = [row["after"]["mean"] for row in rows if row["table"].startswith("Tokens")]
     assert all(length > 0 for length in lengths)
 
 
-def test_finished_runs_are_not_repeated(path, folder):
+def test_finished_runs_are_not_repeated(path, folder, num_seeds):
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*.safetensors")}
-    output = good("ablate", path, *SMALL, "--out", folder, "--resume", "--seeds", 2, "--condition", "one")
+    output = good("ablate", path, *SMALL, "--out", folder, "--resume", "--seeds", num_seeds, "--condition", "one")
     assert "stuck" not in output
     assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*.safetensors")}
     assert {row["condition"] for row in numbers(folder)} == {"one"}
