@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 RECIPES = [
     ("tiny/zoom_image", "qwen3_vl"),
-    ("tiny/zoom_image", "qwen2_5_vl"),
+    pytest.param(("tiny/zoom_image", "qwen2_5_vl"), marks=pytest.mark.soak),
     ("tiny/pyvision_image", "qwen3_vl"),
     ("tiny/pyvision_video", "qwen2_5_vl"),
 ]
