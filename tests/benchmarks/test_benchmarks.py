@@ -64,6 +64,18 @@ def test_one_step_with_adapters_in_bfloat16(run):
     assert 0 < figures["engine-trainer logprob difference, max"] < 0.1
 
 
+@pytest.mark.soak
+def test_a_quick_fault_drill_loses_nothing(run):
+    rows = {row["fault"]: row for row in run("faults", "--quick")}
+    assert len(rows) == 6
+    for name, row in rows.items():
+        assert (row["injected"], row["episodes"]) == (1, 3 * 2 * 4), name
+        assert (row["episodes lost"], row["steps missing"], row["duplicates"]) == (0, 0, 0), name
+        assert row["steps lost"] <= 1, name
+    assert rows["SIGTERM, 30 s of grace"]["steps lost"] == 0
+    assert {name for name, row in rows.items() if not row["restarts"]} == {"out of memory", "judge returns 500"}
+
+
 def test_an_unknown_device_needs_the_option_of_its_peak(run):
     with pytest.raises(SystemExit, match="--peak-tflops"):
         step(run)

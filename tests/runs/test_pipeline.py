@@ -1,12 +1,16 @@
 """The stages of a run: what each starts from, and what it rejects."""
 
+import asyncio
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -555,3 +559,28 @@ def test_evaluation_may_use_another_engine():
     check_recipe(recipe, ["sft"])
     with raises(ConfigError, key="rl.max_staleness", value=2):
         check_recipe(recipe)
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])  # an update in the main thread ends first
+def test_sigterm_stops_a_run_like_ctrl_c(is_blocking):
+    events = []
+
+    class Engine:
+        async def close(self):
+            events.append("closed")
+
+    async def work():
+        os.kill(os.getpid(), signal.SIGTERM)
+        if is_blocking:
+            time.sleep(0.05)
+            events.append("updated")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            events.append("saved")
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run_and_close(SimpleNamespace(engine=Engine()), work())
+    assert events == [*(["updated"] if is_blocking else []), "saved", "closed"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -10,9 +10,11 @@ What needs torch is imported by the functions that use it: reading the results o
 import asyncio
 import functools
 import json
+import signal
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from saccade.config.load import load_recipe, resolve_model_path
@@ -287,15 +289,35 @@ def check_run(
 
 
 def run_and_close(components: RolloutComponents, coroutine: Coroutine[None, None, T]) -> T:
-    """Run a coroutine to its end in a new event loop, and close the engine even if it fails."""
+    """Run a coroutine to its end in a new event loop, and close the engine even if it fails.
+
+    SIGTERM, which schedulers send before they kill a job, stops it like Ctrl-C: it is cancelled, and KeyboardInterrupt
+    raised when it has ended.
+    """
+    has_received_sigterm = False
 
     async def run() -> T:
+        task = cast(asyncio.Task[T], asyncio.current_task())
+
+        def stop() -> None:
+            nonlocal has_received_sigterm
+            has_received_sigterm = True
+            task.cancel()
+
+        # Rank 0 of several processes has a handler of its own.
+        if current_thread() is main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
         try:
             return await coroutine
         finally:
             await components.engine.close()
 
-    return asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    except asyncio.CancelledError:
+        if has_received_sigterm:
+            raise KeyboardInterrupt from None
+        raise
 
 
 def generate_data(folder: Path, recipe: Recipe, *, on_progress: Callable[[int, str, int], None]) -> ValidationReport:
