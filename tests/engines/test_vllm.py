@@ -537,6 +537,29 @@ def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server,
             assert max(other_versions) > 1e-2
 
 
+@pytest.mark.soak
+def test_a_reply_aborted_before_its_first_token_is_sampled_with_the_new_weights(vllm_server, backbone):
+    """The server is paused before it receives the request, so that it has sampled nothing at the weight sync."""
+    renderer = backbone.renderer
+
+    async def body():
+        engine = engine_of(backbone, vllm_server, in_flight="abort", max_retries=0)
+        await engine.sync_weights(backbone, 1)
+        (server,) = engine._pool.servers
+        await server.post("/pause", mode="keep")
+        request = GenerationRequest(prompt(renderer, "What?"), make_sampling(renderer, max_tokens=8, seed=5))
+        task = asyncio.create_task(engine.generate(request))
+        await asyncio.sleep(1.0)  # if the server receives it later, it is held instead
+        await engine.sync_weights(backbone, 2)
+        interrupted, whole = await task, await engine.generate(request)
+        await engine.close()
+        return interrupted, whole
+
+    interrupted, whole = asyncio.run(body())
+    assert (interrupted.version, interrupted.token_versions) == (2, ())
+    assert interrupted.tokens == whole.tokens
+
+
 def test_drain_updates_weights_between_replies(vllm_server, backbone):
     """An unfinished reply ends with its weights; a request during the update waits."""
     renderer = backbone.renderer
@@ -628,12 +651,13 @@ def test_tiny_rl_trains(vllm_server, tmp_path, weight_sync):
 
 
 @pytest.mark.soak
-def test_tiny_rl_trains_asynchronously(vllm_server, tmp_path):
-    """Episodes continue over new weights between replies; staleness is at most one version.
+@pytest.mark.parametrize("overrides", [(), ("rl.streaming=true", "engine.settings.in_flight=abort")])
+def test_tiny_rl_trains_asynchronously(vllm_server, tmp_path, overrides):
+    """Episodes continue over new weights between or within replies; staleness is at most one version.
 
     A validation beside them samples from the weights of one step alone.
     """
-    overrides = ("rl.max_staleness=1", "validation={every: 3, num_tasks: 4}")
+    overrides = ("rl.max_staleness=1", "validation={every: 3, num_tasks: 4}", *overrides)
     recipe, rows = small_rl(tmp_path, vllm_server.config.model, vllm_server.config.url, *overrides), []
     pipeline.rl(tmp_path / "run", recipe, on_step=lambda step, row: rows.append(row))
     assert len(rows) == 6

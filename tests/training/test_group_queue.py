@@ -275,36 +275,38 @@ def test_a_slow_group_that_ends_before_its_last_step_is_not_dropped():
     assert taken[2] == 0
 
 
-def test_a_group_that_is_truncated_holds_up_no_step():
-    """Position 0 ends after its last step; a later step trains on it, as a group of its newest token."""
-    taken, may_end = [], asyncio.Event()
+def test_groups_that_are_truncated_hold_up_no_step():
+    """Two groups end after their last step; later steps train on them, as groups of their newest tokens."""
+    taken, num_runs, may_end = [], Counter(), asyncio.Event()
 
     class SlowFirst(Rollouts):
         async def run_group(self, position, version, on_discarded):
-            if position == 0:
+            num_runs[position] += 1
+            if position < 2:
                 await may_end.wait()
             return await super().run_group(position, version, on_discarded)
 
     async def run():
         config = RlConfig(
-            steps=6,
+            steps=8,
             prompts_per_step=1,
-            max_staleness=1,
+            max_staleness=2,
             streaming=True,
             on_stale_group="truncate",
-            max_groups_in_progress=2,
+            max_groups_in_progress=3,
         )
         rollouts = SlowFirst()
         queue = rollouts.queue = build_queue(rollouts, config)
-        await train(queue, config, end_step=3, on_step=lambda step, positions: taken.extend(positions))
-        assert 0 not in taken  # its start is 3 versions old
+        await train(queue, config, end_step=4, on_step=lambda step, positions: taken.extend(positions))
+        assert not {0, 1} & {*taken}  # their start is 4 versions old
         may_end.set()
-        await train(queue, config, step=3, between=lambda: 9, on_step=lambda step, positions: taken.extend(positions))
+        await train(queue, config, step=4, between=lambda: 9, on_step=lambda step, positions: taken.extend(positions))
         await queue.close()
 
     asyncio.run(run())
-    assert 0 in taken[3:]
-    assert len(set(taken)) == 6
+    assert {0, 1} <= {*taken[4:]}
+    assert len(taken) == 8
+    assert {*num_runs.values()} == {1}
 
 
 def test_a_group_that_is_too_slow_is_dropped_and_its_prompt_drawn_again():
