@@ -111,8 +111,9 @@ def build_row(name: str, runs: Sequence[Measurement], baseline: Sequence[Measure
         "s a step": seconds,
         "times faster": base / seconds,
         "CPU s a step": statistics.median(run.compute_seconds(1) for run in runs),
+        "groups cancelled a step": statistics.mean(row["groups/cancelled"] for run in runs for row in run.rows),
         "waiting for rollouts": statistics.median(run.compute_waiting_share() for run in runs),
-        "episodes in progress, most": max(run.most_in_progress for run in runs),
+        "in progress, most": max(run.most_in_progress for run in runs),
         "ages": ", ".join(f"{age}: {ages[age] / ages.total():.0%}" for age in sorted(ages)),
         "runs": len(runs),
     }
@@ -133,12 +134,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.steps < 4:
         options.error("--steps must be at least 4")
     torch.set_num_threads(chosen.threads)
-    barrier = {"max_staleness": chosen.staleness}
-    streaming = {**barrier, "streaming": True, "max_groups_in_progress": chosen.prompts}
+    barrier = {"max_staleness": chosen.staleness, "max_groups_in_progress": chosen.prompts}
+    streaming = {**barrier, "streaming": True}
     sides: dict[str, dict[str, Any]] = {
-        f"barrier, staleness at most {chosen.staleness}": barrier,
+        "barrier": barrier,
         "barrier, in turns": {"max_staleness": 0},
-        f"streaming, staleness at most {chosen.staleness}": streaming,
+        "streaming": streaming,
+        # Both cancel slow groups, so that long episodes are rarer in the training data.
+        "barrier, over_provision=1.25": barrier,
         "streaming, on_stale_group=drop": {**streaming, "on_stale_group": "drop"},
     }
     runs: dict[str, list[Measurement]] = {name: [] for name in sides}
@@ -150,15 +153,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fixed = (size, f"rl.save_every={chosen.steps}", f"model.num_threads={chosen.threads}")
         for seed in range(chosen.first_seed, chosen.first_seed + chosen.rounds):
             for side, changes in sides.items():
-                components, tasks = load_components(folder, *fixed)
+                spare = ("rl.selection.over_provision=1.25",) if "over_provision" in side else ()
+                components, tasks = load_components(folder, *fixed, *spare)
                 engine = LongTailEngine(components.renderer, median=chosen.seconds, sigma=chosen.sigma)
                 measurement = measure(replace(components, engine=engine), tasks, seed, changes)
                 measurement.most_in_progress = engine.most_in_progress
                 runs[side].append(measurement)
-    title = f"{chosen.prompts} groups of {chosen.group_size}, {chosen.steps} steps, replies of {chosen.seconds:g} s"
+    size = f"{chosen.prompts} groups of {chosen.group_size}, {chosen.steps} steps"
+    title = f"{size}, staleness at most {chosen.staleness}, replies of {chosen.seconds:g} s, sigma {chosen.sigma:g}"
     baseline = next(iter(runs.values()))
     rows = [build_row(side, measurements, baseline) for side, measurements in runs.items()]
-    show(f"{title} (sigma {chosen.sigma:g})", rows, describe_machine(), chosen.out)
+    show(title, rows, describe_machine(), chosen.out)
 
 
 if __name__ == "__main__":
