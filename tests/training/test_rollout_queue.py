@@ -171,6 +171,27 @@ def test_episodes_in_progress_continue_or_restart_on_a_weight_update(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_groups_start_while_a_checkpoint_is_written(workspace, tmp_path, monkeypatch, is_streaming):
+    """Those that only the new weights may sample: the groups of two steps had started before the first update."""
+    components = load_overlapped(workspace, f"rl.streaming={is_streaming}", "rl.steps=4", "rl.save_every=1")
+    engine, save_checkpoint = RecordingEngine(components.engine), checkpoint.save_checkpoint
+
+    def save_late(*arguments, **options):
+        num_required = NUM_REQUESTS * min(options["step"] + 2, 4)
+        deadline = time.monotonic() + 60
+        while len(engine.requests) < num_required:
+            assert time.monotonic() < deadline, "no group starts while the checkpoint is written"
+            time.sleep(0.01)
+        save_checkpoint(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", save_late)
+    rows = workspace.run_rl(replace(components, engine=engine), tmp_path)
+    assert len(rows) == 4
+    assert len(engine.requests) == 4 * NUM_REQUESTS
+
+
+@pytest.mark.slow
 def test_truncated_groups_train_on_tokens_within_max_staleness(workspace, tmp_path, monkeypatch):
     """The first group's reply has tokens of version 0 and of the version that it ends with, which is at least 2."""
     overrides = ("rl.streaming=true", "rl.on_stale_group=truncate", "rl.steps=5", "rl.prompts_per_step=1")

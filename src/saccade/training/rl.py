@@ -159,6 +159,7 @@ async def train(
                         await validation.finish()
                         timer.end_phase("validation_wait")
                     row |= await update_engine_weights(components, step, restart_on_update)
+            queue.set_version(step)  # before the checkpoint: groups start while it is written
             timer.end_phase("weight_sync")
             row |= restart_on_update.pop_metrics()
             row |= timer.compute_metrics(components.backbone.device, queue.num_sampled_tokens - num_tokens_before)
@@ -176,7 +177,6 @@ async def train(
                 if validation.is_due(step):
                     checkpoint.prune_checkpoints(folder, policy, validation.get_scores(policy.metric))
                 alarms.raise_stop()
-            queue.set_version(step)
         await validation.finish()
         checkpoint.prune_checkpoints(folder, policy, validation.get_scores(policy.metric))
         alarms.raise_stop()
