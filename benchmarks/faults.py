@@ -138,7 +138,7 @@ class Training:
             urls = ", ".join(server.url for server in self.servers)
             settings += [
                 "engine.name=vllm",
-                f"engine.settings={{servers: [{urls}], retry_backoff: 0.1, max_retries: 8, request_timeout: 10}}",
+                f"engine.settings={{servers: [{urls}], retry_backoff: 0.1, max_retries: 8, request_timeout: 5}}",
             ]
         options = ["--out", str(self.folder), "--model", str(self.base / "model"), "--data", str(self.base / "data")]
         options += ["--resume"] if is_resumed else []
@@ -272,10 +272,10 @@ def kill_server(training: Training, rng: random.Random) -> None:
 
 
 def hang_server(training: Training, rng: random.Random) -> None:
-    """Stop an inference server without closing its connections; it continues after a while."""
+    """Stop an inference server without closing its connections, for longer than its timeout."""
     server = rng.choice(training.servers)
     server.send(signal.SIGSTOP)
-    training.later(2 * OUTAGE_SECONDS, lambda: server.send(signal.SIGCONT))
+    training.later(4 * OUTAGE_SECONDS, lambda: server.send(signal.SIGCONT))
 
 
 def fail_judge(training: Training, rng: random.Random) -> None:

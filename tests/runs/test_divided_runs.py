@@ -102,6 +102,24 @@ def test_a_killed_rank_ends_the_job_with_one_sentence(folder):
 
 
 @pytest.mark.soak
+def test_sigterm_stops_all_ranks_after_a_checkpoint_of_the_last_step(folder):
+    program = [sys.executable, "-m", "saccade"]
+    model = ("--model", folder / "model", "--data", folder / "data", "--out", folder / "stopped", "--nproc", 2)
+    process = start(program, folder, "sft", "tiny/para_grpo", *model, "sft.steps=5000", "sft.save_every=5000")
+    metrics = folder / "stopped" / "metrics.jsonl"
+    block_until(
+        lambda: process.poll() is not None or (metrics.exists() and len(read_steps(folder / "stopped", "sft")) > 2)
+    )
+    process.send_signal(signal.SIGTERM)
+    stderr = finish(process, returncode=128 + signal.SIGTERM)
+    assert "Traceback" not in stderr
+    assert "--resume" in stderr.strip().splitlines()[-1]
+    steps = read_steps(folder / "stopped", "sft")
+    assert steps == list(range(1, len(steps) + 1))
+    assert find_newest_checkpoint(folder / "stopped" / "sft").step == len(steps)
+
+
+@pytest.mark.soak
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the rank in /proc")
 def test_a_rank_that_hangs_ends_the_job_after_the_timeout(folder):
     program = [sys.executable, "-m", "saccade"]

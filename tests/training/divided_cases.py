@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from torch import distributed
 from transformers import AutoModelForImageTextToText
@@ -168,13 +169,21 @@ def continue_once(workspace, samples, out: Path) -> None:
 class FailOnRankOne:
     """A loss that only rank 1 can't compute."""
 
+    def __init__(self, error=ValueError("a loss that fails\nin two lines")):  # noqa: B008 (raised once)
+        self.error = error
+
     def __call__(self, batch, logp_N):
         if distributed.get_rank() == 1:
-            raise ValueError("a loss that fails\nin two lines")
+            raise self.error
         return logp_N.sum(), {}
 
 
-def fail_on_rank_one(workspace, samples, out: Path) -> None:
+def exceed_memory_on_rank_one(workspace, samples, out: Path) -> None:
+    """Write the error that rank 0 raises when another rank's memory is full, and what the next call raises."""
+    fail_on_rank_one(workspace, samples, out, FailOnRankOne(torch.OutOfMemoryError("CUDA out of memory")))
+
+
+def fail_on_rank_one(workspace, samples, out: Path, loss_fn=FailOnRankOne()) -> None:  # noqa: B008 (has no state)
     """Write the error that rank 0 raises when another rank fails, and what the next call raises."""
     components, errors = load_components(workspace, CASES["sft tied"]), []
     settings = components.recipe.sft
@@ -182,9 +191,7 @@ def fail_on_rank_one(workspace, samples, out: Path) -> None:
     optimizer = create_optimizer(components.backbone, settings.optim, 1)
     for _ in range(2):
         try:
-            train_step(
-                components.backbone, optimizer, batches, FailOnRankOne(), load_pixels=components.media.load_pixels
-            )
+            train_step(components.backbone, optimizer, batches, loss_fn, load_pixels=components.media.load_pixels)
         except RunError as error:
             errors.append(str(error))
     (out / "errors.json").write_text(json.dumps(errors))
@@ -209,7 +216,13 @@ def plant_nan(self, step=Optimizer.step):
     return step(self)
 
 
-ACTIONS = {"cases": run_cases, "continue": continue_once, "fail": fail_on_rank_one, "nan": make_a_gradient_nan}
+ACTIONS = {
+    "cases": run_cases,
+    "continue": continue_once,
+    "fail": fail_on_rank_one,
+    "memory": exceed_memory_on_rank_one,
+    "nan": make_a_gradient_nan,
+}
 
 
 def fail_to_read(*args, **kwargs):

@@ -143,12 +143,13 @@ def test_an_order_that_rank_0_aborts_leaves_the_others_ready(trained):
 
 
 @pytest.mark.soak
-def test_a_failure_of_another_rank_is_one_sentence_on_rank_0(prepared, tmp_path):
+@pytest.mark.parametrize(("action", "reason"), [("fail", "a loss that fails"), ("memory", "rl.micro_batch_size")])
+def test_a_failure_of_another_rank_is_one_sentence_on_rank_0(prepared, tmp_path, action, reason):
     *_, work = prepared
-    run_processes("fail", work, tmp_path, returncode=1)
+    run_processes(action, work, tmp_path, returncode=1)
     first, second = json.loads((tmp_path / "errors.json").read_text())
     assert "rank 1" in first
-    assert "a loss that fails" in first
+    assert reason in first
     assert "rank" in second
     assert "\n" not in first + second
 

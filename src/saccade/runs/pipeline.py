@@ -291,10 +291,14 @@ def check_run(
 def run_and_close(components: RolloutComponents, coroutine: Coroutine[None, None, T]) -> T:
     """Run a coroutine to its end in a new event loop, and close the engine even if it fails.
 
-    SIGTERM, which schedulers send before they kill a job, stops it like Ctrl-C: it is cancelled, and KeyboardInterrupt
-    raised when it has ended.
+    SIGTERM, which schedulers send before they kill a job, stops it like Ctrl-C: it is cancelled; when it has ended,
+    KeyboardInterrupt is raised, or RunError on rank 0 of several processes.
     """
+    from saccade.training.distributed.launch import raise_stopped
+
     has_received_sigterm = False
+    previous = signal.getsignal(signal.SIGTERM)
+    is_handled = current_thread() is main_thread() and previous in (signal.SIG_DFL, raise_stopped)
 
     async def run() -> T:
         task = cast(asyncio.Task[T], asyncio.current_task())
@@ -304,8 +308,7 @@ def run_and_close(components: RolloutComponents, coroutine: Coroutine[None, None
             has_received_sigterm = True
             task.cancel()
 
-        # Rank 0 of several processes has a handler of its own.
-        if current_thread() is main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        if is_handled:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
         try:
             return await coroutine
@@ -315,9 +318,14 @@ def run_and_close(components: RolloutComponents, coroutine: Coroutine[None, None
     try:
         return asyncio.run(run())
     except asyncio.CancelledError:
-        if has_received_sigterm:
-            raise KeyboardInterrupt from None
-        raise
+        if not has_received_sigterm:
+            raise
+        if previous is raise_stopped:
+            raise_stopped(signal.SIGTERM, None)
+        raise KeyboardInterrupt from None
+    finally:
+        if is_handled:
+            signal.signal(signal.SIGTERM, previous)
 
 
 def generate_data(folder: Path, recipe: Recipe, *, on_progress: Callable[[int, str, int], None]) -> ValidationReport:

@@ -103,10 +103,6 @@ class Conductor:
                 if own is not None and own.is_aborted:
                     self._is_broken = False
 
-    def abandon(self) -> None:
-        """Refuse all later calls, because other ranks are gone."""
-        self._is_broken = True
-
     def stop(self) -> None:
         """End the other ranks."""
         with self._lock, contextlib.suppress(RuntimeError):

@@ -61,11 +61,12 @@ def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
         worker = Worker(_create_mesh(device_type))
     try:
         if rank:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 stops the others
+            for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 stops the others, after a checkpoint
+                signal.signal(number, signal.SIG_IGN)
             follow(worker, control_group, store)
             yield False
             return
-        previous = signal.signal(signal.SIGTERM, _raise_stopped)
+        previous = signal.signal(signal.SIGTERM, raise_stopped)
         _conductor = Conductor(worker, control_group, store)
         try:
             yield True
@@ -97,15 +98,14 @@ def _create_mesh(device_type: str) -> DeviceMesh:
     return init_device_mesh(device_type, (world_size // local_size, local_size), mesh_dim_names=("node", "local"))
 
 
-def _raise_stopped(signal_number: int, frame: FrameType | None) -> None:
+def raise_stopped(signal_number: int, frame: FrameType | None) -> None:
     """Raise, when torchrun ends this process because another rank is lost, or when the job is stopped."""
-    if _conductor is not None:
-        _conductor.abandon()
     raise RunError("another rank of this training was lost, or the job was stopped (SIGTERM); resume it with --resume")
 
 
 def launch_processes(num_processes: int) -> None:
     """Run this command in `num_processes` processes of this machine. Raises SystemExit if one of them fails."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -125,3 +125,5 @@ def launch_processes(num_processes: int) -> None:
         elastic_launch(config, sys.executable)("-m", "saccade", *sys.argv[1:])
     except ChildFailedError as error:  # rank 0 has printed the reason
         raise SystemExit(max(failure.exitcode for failure in error.failures.values()) or 1) from None
+    except SignalException as error:  # the processes have ended: rank 0 has written a checkpoint
+        raise SystemExit(128 + error.sigval) from None
