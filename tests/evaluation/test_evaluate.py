@@ -1,6 +1,8 @@
 """Evaluation on the rollout path: durable, resumable, and independent of interruptions."""
 
 import asyncio
+import json
+import logging
 from dataclasses import replace
 from functools import partial
 
@@ -172,6 +174,54 @@ def test_replaced_video_is_evaluated_again(renderer, tmp_path):
     (tmp_path / "c.mp4").rename(tmp_path / "b" / "clip.mp4")
     assert count_requests("b") == 3
     assert count_requests("b") == 0
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop(progress):
+    raise Stopped
+
+
+def test_results_of_a_changed_task_are_void(renderer, tmp_path, caplog):
+    """They stay in the file and count nowhere, even if the rerun is stopped; they count again with the old task."""
+    path = tmp_path / "e.jsonl"
+    first = run(renderer, path, num_samples=2)
+    lines = path.read_text().splitlines()
+    changed = [replace(TASKS[0], ground_truth="blue"), *TASKS[1:]]
+    with caplog.at_level(logging.WARNING), pytest.raises(Stopped):
+        run(renderer, path, tasks=changed, num_samples=2, on_progress=stop)
+    (warning,) = caplog.records
+    assert warning.args[1:] == (2, 1, TASKS[0].id)
+    assert {scored.episode.task.id for scored in read_scored_episodes(path)} == {task.id for task in TASKS[1:]}
+    stored = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [record.pop("is_void", False) for record in stored].count(True) == 2
+    assert stored == [json.loads(line) for line in lines]
+
+    engine = CountingEngine(renderer)
+    results = run(renderer, path, tasks=changed, num_samples=2, engine=engine)
+    assert engine.asked == 2
+    assert {scored.episode.task.ground_truth for scored in results[:2]} == {"blue"}
+    assert results[2:] == first[2:]
+    assert sorted(bare(read_scored_episodes(path)), key=str) == sorted(bare(results), key=str)
+
+    engine = CountingEngine(renderer)
+    assert run(renderer, path, num_samples=2, engine=engine) == first
+    assert engine.asked == 0
+    assert sorted(bare(read_scored_episodes(path)), key=str) == sorted(bare(first), key=str)
+
+
+def test_void_results_of_other_weights_stay_void(renderer, tmp_path):
+    path, changed = tmp_path / "e.jsonl", [replace(TASKS[0], ground_truth="blue")]
+    run(renderer, path, tasks=TASKS[:1], identity={"weights": "old"})
+    with pytest.raises(Stopped):
+        run(renderer, path, tasks=changed, identity={"weights": "old"}, on_progress=stop)
+    engine = CountingEngine(renderer)
+    results = run(renderer, path, tasks=TASKS[:1], identity={"weights": "new"}, engine=engine)
+    assert engine.asked == 1
+    assert read_scored_episodes(path) == results
+    assert run(renderer, path, tasks=TASKS[:1], identity={"weights": "new"}) == results
 
 
 def test_missing_video_is_retried(renderer, tmp_path):

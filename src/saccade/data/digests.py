@@ -29,11 +29,11 @@ from saccade.types import Demonstration, Task
 from saccade.utils.files import write_text
 from saccade.utils.hashing import compute_file_sha256
 from saccade.utils.jsonl import encode_json_line, read_json
+from saccade.utils.text import join_examples
 
 DIGESTS_FILE = "data_digests.json"  # of a run
 ACCEPT_OPTION = "--accept-changed-data"
 MAX_BYTES_READ = 64 * 2**30  # of new media files that are read whole, together
-NUM_EXAMPLES = 3  # rows and files named per kind of change
 _ID_BYTES, _ROW_BYTES = 6, 12  # per row: of its id, and of its id and content
 _NUM_THREADS = 8  # hashing and reading release the GIL
 _LOG_SECONDS = 10.0  # between two lines of progress
@@ -101,7 +101,9 @@ def record_data(run_folder: Path, sources: Iterable[DataSource], *, accepts_chan
             files[source.key][name] for name in files[source.key] if _has_changed(recorded.media.get(name), media[name])
         ]
         if changed_files:
-            row_changes.append(f"{_count(changed_files, 'media file')} changed ({_list_examples(changed_files)})")
+            row_changes.append(
+                f"{_count(changed_files, 'media file')} changed ({join_examples(changed_files, separator='; ')})"
+            )
         if row_changes:
             changes[f"{source.key} ({source.file})"] = row_changes
             if not accepts_changes:
@@ -159,7 +161,7 @@ def _list_row_changes(source: DataSource, old: RowDigests, new: RowDigests) -> l
     new_order = (row_id for row_id in new_rows if row_id in old_rows)
     moved = [by_id[now] for before, now in zip(order, new_order, strict=True) if before != now]
     kinds = ((edited, "edited"), (added, "added"), (missing, "missing"), (moved, "in another place"))
-    return [f"{_count(rows, 'row')} {kind} ({_list_examples(rows)})" for rows, kind in kinds if rows]
+    return [f"{_count(rows, 'row')} {kind} ({join_examples(rows, separator='; ')})" for rows, kind in kinds if rows]
 
 
 def _decode_rows(digests: RowDigests) -> Iterator[tuple[bytes, bytes]]:
@@ -240,7 +242,3 @@ def _append_media(recorded: DataDigests, name: str, digest: MediaDigest) -> tupl
 
 def _count(items: Sequence[str], noun: str) -> str:
     return f"{len(items)} {noun}{'s' if len(items) > 1 else ''}"
-
-
-def _list_examples(items: Sequence[str]) -> str:
-    return "; ".join([*items[:NUM_EXAMPLES], *["…"][: len(items) > NUM_EXAMPLES]])

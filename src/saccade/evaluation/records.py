@@ -2,8 +2,8 @@
 
 import functools
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ from saccade.errors import RunError
 from saccade.media.relocation import map_media_paths
 from saccade.metrics.episode_metrics import ERROR_STATUSES
 from saccade.types import ScoredEpisode, UngradedEpisode
+from saccade.utils.files import convert_file_errors
 from saccade.utils.hashing import compute_digest
-from saccade.utils.jsonl import read_jsonl
+from saccade.utils.jsonl import read_jsonl, write_jsonl
 
 SampleKey = tuple[str, int | None, int]  # task, frame_budget and sample_index of a record
 
@@ -23,7 +24,8 @@ class Record:
 
     `task` is a digest of the task and of the content of its media and subtitles, `frame_budget` the number of frames K.
     `fingerprint` identifies everything else that the result depends on: a name and a digest per part, such as
-    "seed=1f…, weights=c0…". `benchmark` is the name of the benchmark, "" for tasks.
+    "seed=1f…, weights=c0…". `benchmark` is the name of the benchmark, "" for tasks. `is_void` marks a line that counts
+    no more, since its task has changed (`void_changed_records`).
     """
 
     task: str
@@ -33,6 +35,7 @@ class Record:
     outcome: ScoredEpisode | UngradedEpisode
     benchmark: str = ""
     use_tools: bool = True
+    is_void: bool | None = field(default=None, metadata={"omit_none": True})
 
     @property
     def key(self) -> SampleKey:
@@ -53,12 +56,11 @@ class Record:
 def read_records(path: Path, fingerprint: str | None = None) -> list[Record]:
     """Return the newest line of each sample in a results file, in the order of the first ones; [] if there is no file.
 
-    Raises RunError, naming the differences, if a line has another fingerprint than `fingerprint`.
+    Void lines are left out. Raises RunError, naming the differences, if a line has another fingerprint.
     """
     if not path.exists():
         return []
-    status = path.stat()
-    records = _read_relocated_records(path, path.resolve(), status.st_mtime_ns, status.st_size)
+    records = _read_file(path).records
     for record in records:
         if fingerprint is not None and record.fingerprint != fingerprint:
             changed = find_fingerprint_differences(record.fingerprint, fingerprint)
@@ -70,17 +72,57 @@ def read_records(path: Path, fingerprint: str | None = None) -> list[Record]:
     return list(records)
 
 
+def void_changed_records(path: Path, task_digests: Mapping[str, str], fingerprint: str) -> list[Record]:
+    """Mark the lines of tasks that have changed as void, and return those that counted before.
+
+    `task_digests` has the current `Record.task` by task id; lines of other tasks stay as they are. The lines are kept.
+    Void lines of this fingerprint count again if their task is what it was. Raises RunError if the file can't be
+    written.
+    """
+    if not path.exists():
+        return []
+    content = _read_file(path)
+
+    def is_void(record: Record) -> bool:
+        current = task_digests.get(record.outcome.episode.task.id)
+        if current is None:
+            return bool(record.is_void)
+        return record.task != current or (bool(record.is_void) and record.fingerprint != fingerprint)
+
+    if any(is_void(record) != bool(record.is_void) for record in (*content.records, *content.void)):
+        records = read_jsonl(path, Record, skip_truncated_line=True)
+        with convert_file_errors(path):
+            write_jsonl(path, (replace(record, is_void=is_void(record) or None) for record in records))
+    return [record for record in content.records if is_void(record)]
+
+
+@dataclass(frozen=True, slots=True)
+class _ResultsFile:
+    records: tuple[Record, ...]  # the newest of each sample, with resolved media paths
+    void: tuple[Record, ...]
+
+
+def _read_file(path: Path) -> _ResultsFile:
+    status = path.stat()
+    return _read_relocated_records(path, path.resolve(), status.st_mtime_ns, status.st_size)
+
+
 @functools.lru_cache(maxsize=8)  # an evaluation and its report read the same files
-def _read_relocated_records(path: Path, resolved: Path, modified_ns: int, size: int) -> tuple[Record, ...]:
-    """Return the newest records with resolved media paths; the other arguments identify the file's content."""
+def _read_relocated_records(path: Path, resolved: Path, modified_ns: int, size: int) -> _ResultsFile:
+    """Return the records of a results file; the other arguments identify its content."""
     resolve_path = functools.cache(lambda file: os.path.normpath(path.parent / file))
-    return tuple(map_media_paths(record, resolve_path) for record in read_newest_records(path))
+    records = read_jsonl(path, Record, skip_truncated_line=True)
+    newest = tuple(map_media_paths(record, resolve_path) for record in _select_newest(records))
+    return _ResultsFile(newest, tuple(record for record in records if record.is_void))
 
 
 def read_newest_records(path: Path) -> list[Record]:
-    """Return the newest line of each sample as stored in the file, including unresolved media paths."""
-    records = read_jsonl(path, Record, skip_truncated_line=True) if path.exists() else []
-    return list({record.sample_id: record for record in records}.values())
+    """Return the newest line of each sample, void ones left out, as stored: with unresolved media paths."""
+    return _select_newest(read_jsonl(path, Record, skip_truncated_line=True)) if path.exists() else []
+
+
+def _select_newest(records: Iterable[Record]) -> list[Record]:
+    return list({record.sample_id: record for record in records if not record.is_void}.values())
 
 
 def format_fingerprint(parts: Mapping[str, Any]) -> str:

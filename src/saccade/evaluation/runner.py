@@ -6,11 +6,13 @@
 
 Every finished group of samples is appended to a JSONL file at once. A rerun with the same file runs only the missing or
 failed samples and returns the same results as an uninterrupted run, because a sample's seed depends only on the run's
-seed, the task and the sample's index. A repeated sample is a new line; the newest line of a sample counts.
+seed, the task and the sample's index. A repeated sample is a new line; the newest line of a sample counts. The lines of
+a task that has changed, such as its ground truth or the content of its video, are marked void and run again.
 """
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any
 from saccade.config.schema import EvaluationConfig
 from saccade.data.option_shuffle import shuffle_options
 from saccade.errors import ConfigError, MediaError
-from saccade.evaluation.records import Record, SampleKey, format_fingerprint, read_records
+from saccade.evaluation.records import Record, SampleKey, format_fingerprint, read_records, void_changed_records
 from saccade.evaluation.shards import MANIFEST_SUFFIX, ShardManifest
 from saccade.evaluation.subset import FULL_SET, WEIGHTS_SUFFIX, Subset, assign_frame_budgets
 from saccade.media import hashing
@@ -32,6 +34,9 @@ from saccade.types import Group, SamplingParams, ScoredEpisode, Task, UngradedEp
 from saccade.utils.files import convert_file_errors
 from saccade.utils.hashing import compute_digest
 from saccade.utils.jsonl import append_jsonl, relativize_path, write_json
+from saccade.utils.text import join_examples
+
+_logger = logging.getLogger("saccade")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +203,18 @@ def _plan(
     """Return the fingerprint, the samples to run, and the outcomes that the results file holds of any samples."""
     fingerprint = _compute_fingerprint(settings, sampling, identity)
     items = _plan_items(tasks, settings, subset, sampling.seed)
+    read_records(results_path, fingerprint)  # raises before a line is marked
+    void = void_changed_records(results_path, {task.id: keys[0][0] for task, keys in items}, fingerprint)
+    if void:
+        names = list(dict.fromkeys(record.outcome.episode.task.id for record in void))
+        _logger.warning(
+            "%s: %d results of %d tasks (%s) are void, since question, ground truth or media have changed; they stay "
+            "in the file, count no more, and are run again",
+            results_path,
+            len(void),
+            len(names),
+            join_examples(names),
+        )
     records = read_records(results_path, fingerprint)
     return fingerprint, items, {record.key: record.outcome for record in records if not record.should_retry}
 

@@ -31,12 +31,12 @@ from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io, lora
 from saccade.models.checkpoint_files import IGNORED_FILES, METADATA_SUFFIXES
 from saccade.models.policy import KVStore, Policy, PolicyInputs, VisionFeatures, VisionPass
+from saccade.utils.text import join_examples
 
 PEFT_CONFIG = "adapter_config.json"
 _ATTENTION_IMPLEMENTATIONS = {"": "sdpa", "text_config": "saccade", "vision_config": "sdpa"}
 MAX_ATTENTION_QUERIES = 2048  # per attention call: bounds the memory of kernels that materialize scores and mask
 MAX_VISION_TOKENS = 4096  # per pass of the vision tower: about 80 frames of 50,176 pixels
-MAX_NAMED_TENSORS = 3  # in a message
 LoadPixels = Callable[[ImageRef], np.ndarray]  # uint8 RGB [height, width, 3]
 _logger = logging.getLogger("saccade")
 
@@ -352,7 +352,7 @@ def _name_tensors(names: Sequence[str]) -> str:
     ('1 tensor (a.weight)', '4 tensors (a, b, c, …)')
     """
     count = f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
-    return f"{count} ({', '.join([*names[:MAX_NAMED_TENSORS], *['…'][: len(names) > MAX_NAMED_TENSORS]])})"
+    return f"{count} ({join_examples(names)})"
 
 
 @contextlib.contextmanager

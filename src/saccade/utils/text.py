@@ -1,9 +1,11 @@
-"""Make texts from outside (servers, models, files) safe to show and store: without secrets and control characters."""
+"""Make texts safe to show and store: without secrets and control characters, and short."""
 
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+NUM_EXAMPLES = 3  # in a message
 REDACTED = "[redacted]"
 _MIN_SECRET_CHARS = 8  # shorter keys, such as EMPTY, are placeholders that other texts may contain
 # Control characters other than tab and line end, marks that override the direction of text, invisible tags, lone
@@ -40,3 +42,12 @@ def escape_control_characters(text: str) -> str:
     'a␛[31m'
     """
     return _CONTROL_PATTERN.sub(lambda match: _CONTROL_PICTURES.get(match[0], "\N{REPLACEMENT CHARACTER}"), text)
+
+
+def join_examples(items: Sequence[str], *, separator: str = ", ") -> str:
+    """Return the first items for a message, with an ellipsis in place of the others.
+
+    >>> join_examples(["a", "b"]), join_examples(["a", "b", "c", "d"])
+    ('a, b', 'a, b, c, …')
+    """
+    return separator.join([*items[:NUM_EXAMPLES], *["…"][: len(items) > NUM_EXAMPLES]])
