@@ -76,6 +76,8 @@ def test_null_drops_a_reward_term():
         ("rl.optim.lr=fast", "rl.optim.lr", "fast"),
         ("rl.group_size=1", "rl.group_size", 1),
         ("rl.steps=0", "rl.steps", 0),
+        ("rollouts.ray.address=head", "rollouts.ray.address", "head"),
+        ("rollouts.ray.address='http://head:6379'", "rollouts.ray.address", "http://head:6379"),
         ("environment=parallel_crop", "environment", "parallel_crop"),
         ("frame_budgets=[1, x]", "frame_budgets.1", "x"),
         ("frame_budgets=[8, 0]", "frame_budgets.1", 0),

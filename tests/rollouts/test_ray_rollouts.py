@@ -18,9 +18,10 @@ from PIL import Image
 from saccade import sandbox
 from saccade.config.load import load_recipe
 from saccade.config.schema import RewardTerm
-from saccade.errors import ConfigError, RunError
+from saccade.errors import BrokenEngineError, ConfigError, RunError
 from saccade.rollouts.collect import collect
 from saccade.rollouts.components import RolloutComponents
+from saccade.rollouts.ray import launcher
 from saccade.rollouts.ray.launcher import LOG_FILE, check_launcher, connect_launcher
 from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.types import AnswerType, EpisodeStatus, Media, MediaKind, Task
@@ -90,6 +91,16 @@ def make_recipe(tiny_folder, folder, **settings):
         rewards[str(path)] = RewardTerm(settings={"log": str(folder / f"{name}.log")})
     values = {"engine.settings": {"log": str(folder / "log"), **settings}, "environment.settings": environment}
     return recipe.with_values({**values, "rewards": rewards})
+
+
+LOCAL = """
+import os
+
+def affinity(episode, *, log: str) -> float:
+    with open(log, "a") as file:
+        file.write(f"{os.getpid()} {sorted(os.sched_getaffinity(0))}\\n")
+    return 0.0
+"""
 
 
 def read_processes(folder, name):
@@ -214,6 +225,7 @@ def test_workers_follow_weight_syncs_cancellations_and_errors(cluster, tiny_fold
 
         shown = good("cluster", "status", "--address", cluster.address)
         assert len(re.findall(rf"{tmp_path.name}/\d+/\d", shown)) == 2
+        assert "2 of 2" in shown
 
         with raises(ConfigError, key="environment.name"):
             await collect([replace(tasks[0], question="explode")], *given, **settings)
@@ -224,6 +236,21 @@ def test_workers_follow_weight_syncs_cancellations_and_errors(cluster, tiny_fold
     assert describe(groups, tmp_path) == local_groups
     assert all(member.episode.results[0].images for group in groups for member in group.episodes)
     assert metrics["workers/lost"] == metrics["workers/lost_drivers"] == 0
+
+
+@pytest.mark.soak
+def test_pinned_workers_share_no_cpu(cluster, tiny_folder, tasks, tmp_path):
+    """Ray counts as many CPUs as there are workers; of a machine with fewer, a worker has none."""
+    recipe = make_recipe(tiny_folder, tmp_path, latency=0.5)
+    (path := tmp_path / "affinity.py").write_text(LOCAL)
+    reward = RewardTerm(settings={"log": str(tmp_path / "affinity.log")})
+    recipe = recipe.with_values({"rewards": {**recipe.rewards, str(path): reward}})
+    cpus = sorted(os.sched_getaffinity(0))
+    settings = {"rollouts.ray.pin_cpus": True, "rollouts.ray.max_episodes": GROUP_SIZE}
+    run_on_ray(recipe, tmp_path, tasks, cluster.address, ray={**settings, "rollouts.ray.workers": min(2, len(cpus))})
+    places = {tuple(line.split(maxsplit=1)) for line in (tmp_path / "affinity.log").read_text().splitlines()}
+    assert len(places) == len({process for process, _ in places}) == len({place for _, place in places})
+    assert {place for _, place in places} <= {str([cpu]) for cpu in cpus}
 
 
 @pytest.mark.soak
@@ -244,6 +271,16 @@ def test_engines_that_workers_can_not_sample_from_are_refused(tiny_folder, monke
     with raises(ConfigError, key="rollouts.launcher", value="ray"):
         check_launcher(recipe.with_values({"engine.name": "vllm"}))
     check_launcher(recipe.with_values({"rollouts.launcher": "local"}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "auto"])
+def test_a_cluster_that_was_never_reached_ends_the_run_soon(tiny_folder, tasks, tmp_path, address, monkeypatch):
+    pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # of `auto`
+    monkeypatch.setattr(launcher, "_FIRST_CONNECTION_SECONDS", 0.1)
+    with raises(BrokenEngineError, key="rollouts.ray.address", value=address):
+        run_on_ray(make_recipe(tiny_folder, tmp_path), tmp_path, tasks[:1], address)
 
 
 def test_the_status_of_no_cluster_is_one_sentence():

@@ -1,7 +1,7 @@
 """`saccade cluster`: look at the Ray cluster that rollout workers run on."""
 
 import importlib.util
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -10,6 +10,10 @@ from rich.table import Table
 from saccade.cli.terminal import out, print_table
 from saccade.errors import ConfigError
 
+if TYPE_CHECKING:
+    from saccade.rollouts.ray.messages import RunStatus
+
+_WORKER_COLUMNS = ("worker", "host", "pid", "groups running", "finished", "episodes", "tokens", "tokens/s", "version")
 cluster_app = typer.Typer(no_args_is_help=True, help="Look at the Ray cluster of rollout workers.")
 
 
@@ -39,18 +43,27 @@ def _show_status(
     if not report.workers:
         out.print("no rollout worker")
         return
-    workers = Table("worker", "host", "pid", "groups running", "finished", "episodes", "tokens", "version", box=None)
+    runs: dict[str, RunStatus] = {}
+    workers = Table(*_WORKER_COLUMNS, box=None)
     for name, status in report.workers.items():
         if isinstance(status, str):
             workers.add_row(escape(name), escape(status))
             continue
+        if status.run is not None:
+            runs[name.rpartition("/")[0]] = status.run
         numbers = (
             status.pid,
             status.num_running_groups,
             status.num_finished_groups,
             status.num_finished_episodes,
             status.num_sampled_tokens,
+            round(status.tokens_per_second),
             status.version,
         )
         workers.add_row(escape(name), escape(status.host), *(str(number) for number in numbers))
     print_table(workers)
+    table = Table("run", "workers up", "groups waiting", "workers lost", "groups run again", "last error", box=None)
+    for name, run in runs.items():
+        counts = (f"{run.num_up} of {run.num_workers}", run.num_waiting_groups, run.num_lost, run.num_rerun)
+        table.add_row(escape(name), *(str(count) for count in counts), escape(run.last_error or "none"))
+    print_table(table)

@@ -33,6 +33,13 @@ def _check_range(bounds: tuple[int, int]) -> tuple[int, int]:
     return bounds
 
 
+def _check_cluster_address(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if address not in ("local", "auto") and not (host and port.isdecimal() and "/" not in host):
+        raise ValueError(f"{address!r} is not the address of a cluster: write local, auto or host:port")
+    return address
+
+
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -372,9 +379,12 @@ class RayConfig(Section):
 
     # cluster: local = one on this machine, for this run; auto = the running one (of RAY_ADDRESS, or on this machine);
     # or the address of a head, host:port
-    address: str = "local"
+    address: Annotated[str, AfterValidator(_check_cluster_address)] = "local"
     workers: PositiveInt = 2  # rollout workers; those that find no room on the cluster wait for it
     cpus_per_worker: NonNegativeFloat = 1.0  # CPUs that Ray reserves for a worker
+    # restrict a worker with its sandboxes to cpus_per_worker CPUs of its node that no other worker has; false = Ray
+    # only counts them
+    pin_cpus: bool = False
     # custom resources that Ray reserves for a worker, to place workers on some nodes only, such as {rollouts: 1}
     resources: dict[str, PositiveFloat] = Field(default_factory=dict)
     max_episodes: PositiveInt = 128  # episodes in progress per worker; a larger group runs alone

@@ -215,7 +215,7 @@ class ForkServerClient:
         loop = asyncio.get_running_loop()
         scheduler = self._schedulers.get(loop)
         if scheduler is None:
-            num_cpus = os.cpu_count() or 1
+            num_cpus = len(os.sched_getaffinity(0))
             scheduler = Scheduler(SHORT_SLOTS_PER_CPU * num_cpus, LONG_SLOTS_PER_CPU * num_cpus)
             self._schedulers[loop] = scheduler
         return CpuSlot(scheduler)

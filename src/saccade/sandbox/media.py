@@ -49,7 +49,7 @@ class Video(Protocol):
 @functools.cache
 def get_decoder_pool() -> ThreadPoolExecutor:
     """Return the threads that decode for all workers of this process."""
-    return ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="saccade-sandbox")
+    return ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0))), thread_name_prefix="saccade-sandbox")
 
 
 class VideoRequest:

@@ -15,6 +15,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import socket
 import sys
@@ -29,7 +30,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from saccade.errors import RunError, SaccadeError
 from saccade.rollouts.ray import messages
-from saccade.rollouts.ray.messages import DriverSetup, GroupKey, GroupRequest, GroupResult, WorkerStatus
+from saccade.rollouts.ray.messages import DriverSetup, GroupKey, GroupRequest, GroupResult, RunStatus, WorkerStatus
 from saccade.rollouts.ray.worker import RolloutWorker
 
 NAMESPACE = "saccade"  # of the workers' names on a cluster
@@ -78,7 +79,9 @@ class Driver:
         self._waiting: deque[Lease] = deque()
         self._cancelled: set[GroupKey] = set()
         self._is_paused, self._sync_state = False, None
-        self._num_lost = self._num_rerun = 0
+        self._num_lost = self._num_rerun = 0  # in total
+        self._num_lost_sent = self._num_rerun_sent = 0  # to the launcher
+        self._last_error = ""
         self._workers: list[Worker] = []
         self._calls: set[asyncio.Task[None]] = set()
         self._last_up = 0.0  # time when a worker was last up; 0: never
@@ -173,6 +176,8 @@ class Driver:
         if worker.leases.get(key) is lease:
             lease.is_running = False
             del worker.leases[key]
+        if result.error is not None:
+            self._last_error = str(result.error)
         if self._leases.get(key) is lease:  # else another worker was faster
             self._finish(replace(result, wait_seconds=lease.wait_seconds or 0.0))
         self._dispatch()
@@ -259,6 +264,7 @@ class Driver:
                 return
             worker.lost.clear()
             worker.is_up, worker.generation = True, worker.generation + 1
+            self._send_status()
             self._dispatch()
             await self._watch(worker)
             self._release(worker)
@@ -267,7 +273,9 @@ class Driver:
         """Return when a worker is lost: a call failed, or it was silent for `lease_timeout` seconds."""
         timeout = self._config.lease_timeout
         while not worker.lost.is_set():
-            heartbeat = asyncio.ensure_future(worker.actor.get_status.remote().as_future())
+            heartbeat = asyncio.ensure_future(
+                worker.actor.report_heartbeat.remote(self._build_run_status()).as_future()
+            )
             is_lost = asyncio.create_task(worker.lost.wait())
             await asyncio.wait((heartbeat, is_lost), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             is_lost.cancel()
@@ -296,6 +304,7 @@ class Driver:
         worker.leases.clear()
         self._num_lost += 1
         reason = worker.lost_reason
+        self._last_error = f"{worker.name} is lost: {reason}"
         _logger.warning("the rollout worker %s is lost (%s); %d groups run again", worker.name, reason, len(leases))
         for lease in reversed(leases):
             key = lease.request.key
@@ -316,12 +325,22 @@ class Driver:
         up = [worker for worker in self._workers if worker.is_up]
         status = messages.ClusterStatus(
             num_up=len(up),
-            num_lost=self._num_lost,
-            num_rerun=self._num_rerun,
+            num_lost=self._num_lost - self._num_lost_sent,
+            num_rerun=self._num_rerun - self._num_rerun_sent,
             outdated_servers=sorted({server for worker in up for server in worker.outdated_servers}),
         )
-        self._num_lost = self._num_rerun = 0
+        self._num_lost_sent, self._num_rerun_sent = self._num_lost, self._num_rerun
         self._send(status)
+
+    def _build_run_status(self) -> RunStatus:
+        return RunStatus(
+            num_workers=len(self._workers),
+            num_up=sum(worker.is_up for worker in self._workers),
+            num_waiting_groups=len(self._waiting),
+            num_lost=self._num_lost,
+            num_rerun=self._num_rerun,
+            last_error=self._last_error,
+        )
 
     async def _report(self) -> None:
         """Send the launcher the state of the workers regularly; end if none has been up for too long."""
@@ -348,18 +367,20 @@ def _build_attempts_error(lease: Lease, reason: str) -> SaccadeError:
     )
 
 
-def connect(address: str, num_cpus: int = 0) -> None:
-    """Connect this process to a cluster: `local` starts one with `num_cpus`, `auto` finds the running one.
+def connect(address: str, num_cpus: int = 0, resources: dict[str, float] | None = None) -> None:
+    """Connect this process to a cluster: `local` starts one with the resources, `auto` finds the running one.
 
     Raises OSError, RuntimeError or ValueError if there is none.
     """
     options: dict[str, Any] = {"namespace": NAMESPACE, "configure_logging": False, "include_dashboard": False}
     if address == "local":
-        ray.init(address="local", num_cpus=max(num_cpus, os.cpu_count() or 1), **options)
+        ray.init(address="local", num_cpus=max(num_cpus, os.cpu_count() or 1), resources=resources, **options)
         return
     del options["include_dashboard"]
-    host, separator, port = address.rpartition(":")
-    if separator and port.isdecimal():  # Ray tries for minutes to reach an address where nothing listens
+    api: Any = ray  # its own functions are untyped
+    found = api._private.services.canonicalize_bootstrap_address(address)  # of `auto`; None if there is none
+    host, separator, port = (found or "").rpartition(":")
+    if separator:  # Ray tries for minutes to reach an address where nothing listens
         socket.create_connection((host, int(port)), _PROBE_SECONDS).close()
     ray.init(address=address, **options)
 
@@ -369,10 +390,11 @@ def main() -> None:
     connection = Connection(int(sys.argv[1]))
     setup: DriverSetup = connection.recv()
     config = setup.config
-    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
-    num_cpus = -(-config.workers * config.cpus_per_worker // 1)
+    logging.basicConfig(format=messages.LOG_FORMAT, stream=sys.stderr)
+    num_cpus = math.ceil(config.workers * config.cpus_per_worker)
+    resources = {name: config.workers * amount for name, amount in config.resources.items()}
     try:
-        connect(config.address, int(num_cpus))
+        connect(config.address, num_cpus, resources)
     except (OSError, RuntimeError, ValueError) as error:
         connection.send(messages.Unreachable(" ".join(str(error).split())[:300]))
         return

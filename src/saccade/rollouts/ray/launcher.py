@@ -20,6 +20,7 @@ import importlib.util
 import inspect
 import itertools
 import logging
+import math
 import multiprocessing
 import os
 import subprocess
@@ -54,6 +55,7 @@ LOG_FILE = "logs/ray.log"  # of a run: what the driver and all workers print
 _LIBRARY_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_PROGRESS_BARS")
 _CANCEL_SECONDS = 30.0  # to wait for the finished episodes of a cancelled group
 _CLOSE_SECONDS = 20.0  # for the driver to end
+_FIRST_CONNECTION_SECONDS = 60.0  # as long as the cluster could never be reached: it seems that none was started
 _MAX_BACKOFF = 15.0  # seconds between two drivers
 _logger = logging.getLogger("saccade")
 
@@ -126,6 +128,7 @@ class RayLauncher:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Any = None
         self._is_connected = self._is_closing = False  # whether the driver has connected to the cluster; `close`
+        self._was_connected = False  # whether any driver has
         self._failure: SaccadeError | None = None  # no group can run any more
         self._pause_done: asyncio.Future[None] | None = None  # of the weight sync under way
         self._sync_state: Any = None
@@ -274,8 +277,10 @@ class RayLauncher:
                 await asyncio.sleep(min(0.5 * 2**num_failures, _MAX_BACKOFF))
 
     def _check_outage(self) -> None:
-        seconds = asyncio.get_running_loop().time() - self._last_up
-        if self._failure is None and self._open_groups and seconds > self._config.down_timeout:
+        seconds, limit = asyncio.get_running_loop().time() - self._last_up, self._config.down_timeout
+        if not self._was_connected:
+            limit = min(limit, _FIRST_CONNECTION_SECONDS)
+        if self._failure is None and self._open_groups and seconds > limit:
             needed = {"CPU": self._config.cpus_per_worker, **self._config.resources}
             self._fail(
                 BrokenEngineError(
@@ -352,7 +357,7 @@ class RayLauncher:
 
     def _handle_status(self, status: messages.ClusterStatus) -> None:
         if not self._is_connected:
-            self._is_connected = True
+            self._is_connected = self._was_connected = True
             if self._pause_done is not None:
                 self._send(messages.Pause())
             else:
@@ -391,6 +396,7 @@ class RayLauncher:
                 probe_file=str(probe_file),
                 working_dir=os.getcwd(),
                 environment={name: os.environ[name] for name in _LIBRARY_VARIABLES if name in os.environ},
+                pinned_cpus=math.ceil(self._config.cpus_per_worker) if self._config.pin_cpus else 0,
             ),
         )
 

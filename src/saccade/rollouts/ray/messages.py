@@ -15,6 +15,8 @@ from saccade.errors import SaccadeError
 from saccade.protocols import ScoreResult
 from saccade.types import Episode, SamplingParams, Task
 
+LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"  # of the driver and the workers
+
 
 class GroupKey(NamedTuple):
     """The identity of a group of episodes: two runs of the same key have the same seeds.
@@ -74,6 +76,19 @@ class WorkerSetup:
     probe_file: str  # a file in it that a worker must see
     working_dir: str  # where relative paths start
     environment: Mapping[str, str]  # variables that libraries read on import
+    pinned_cpus: int  # number of CPUs that the worker is restricted to; 0: all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """The state of a run's rollouts; the driver sends it with each heartbeat, for `saccade cluster status`."""
+
+    num_workers: int
+    num_up: int  # workers
+    num_waiting_groups: int  # until a worker has room
+    num_lost: int  # workers that died or stopped to respond, in total
+    num_rerun: int  # groups that ran again because their worker was lost, in total
+    last_error: str  # the last failure of a group, or of a worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +98,9 @@ class WorkerStatus:
     name: str
     host: str  # name of its node
     pid: int
-    num_running_groups: int
+    run: RunStatus | None  # None before the first heartbeat
+    num_running_groups: int  # leased to it, those that it scores included
+    tokens_per_second: float  # sampled tokens of the groups that finished within the last minute
     num_finished_groups: int
     num_finished_episodes: int
     num_sampled_tokens: int

@@ -10,17 +10,33 @@ learns of a weight sync. Ray restarts an actor without its state, so every group
 
 import asyncio
 import contextlib
+import fcntl
 import functools
+import logging
 import os
+import random
 import socket
+import sys
+import tempfile
+import time
+from collections import deque
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from saccade.errors import RunError, SaccadeError, convert_errors
 from saccade.protocols import FollowerEngine, ScoreResult
 from saccade.rollouts.collect import await_episodes
-from saccade.rollouts.ray.messages import GroupKey, GroupRequest, GroupResult, WorkerSetup, WorkerStatus
+from saccade.rollouts.ray.messages import (
+    LOG_FORMAT,
+    GroupKey,
+    GroupRequest,
+    GroupResult,
+    RunStatus,
+    WorkerSetup,
+    WorkerStatus,
+)
 from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.rollouts.runner import run_episode
 from saccade.types import Episode
@@ -29,6 +45,8 @@ if TYPE_CHECKING:
     from saccade.rollouts.components import RolloutComponents
 
 T = TypeVar("T")
+_THROUGHPUT_SECONDS = 60.0
+_PIN_SECONDS = 20.0
 
 
 class RolloutWorker:
@@ -40,17 +58,24 @@ class RolloutWorker:
         self._tasks: dict[GroupKey, asyncio.Task[Any]] = {}  # that `cancel` cancels
         self._unscored: dict[GroupKey, list[Episode]] = {}  # groups between `run_group` and `score_group`
         self._num_groups = self._num_episodes = self._num_tokens = 0  # of finished groups
+        self._start_time = time.monotonic()
+        self._recent_tokens: deque[tuple[float, int]] = deque()  # time and sampled tokens of recently finished groups
+        self._run_status: RunStatus | None = None
         self._restart_on_update = RestartOnUpdate()
         self._pause: contextlib.AsyncExitStack | None = None
         self._sync_state: Any = None
+        self._cpu_locks: list[TextIO] = []  # open as long as the worker uses its CPUs
 
     async def start(self, setup: WorkerSetup) -> SaccadeError | None:
         """Build the components; return the error that the user must fix, if there is one."""
+        logging.basicConfig(format=LOG_FORMAT, stream=sys.stderr)  # which Ray passes on to the driver
         os.environ.update(setup.environment)
         if os.path.isdir(setup.working_dir):
             os.chdir(setup.working_dir)
         try:
             with convert_errors(RunError, f"the rollout worker on {self._host} can't start", key="rollouts.launcher"):
+                if setup.pinned_cpus and not self._cpu_locks:
+                    self._cpu_locks = await _pin_cpus(setup.pinned_cpus, self._host)
                 self._components = _build_components(setup, self._host)
         except SaccadeError as error:
             return _make_picklable(error)
@@ -70,7 +95,9 @@ class RolloutWorker:
             return episodes
         self._num_groups += 1
         self._num_episodes += len(episodes)
-        self._num_tokens += sum(episode.usage.sampled_tokens for episode in episodes)
+        num_tokens = sum(episode.usage.sampled_tokens for episode in episodes)
+        self._num_tokens += num_tokens
+        self._recent_tokens.append((time.monotonic(), num_tokens))
         if not request.is_scored:
             return self._build_result(request.key, episodes)
         self._unscored[request.key] = episodes
@@ -153,14 +180,25 @@ class RolloutWorker:
             engine.follow(sync_state)
             self._sync_state = sync_state
 
+    async def report_heartbeat(self, run_status: RunStatus) -> WorkerStatus:
+        """Keep the state of the run for `get_status`, and return what that returns."""
+        self._run_status = run_status
+        return await self.get_status()
+
     async def get_status(self) -> WorkerStatus:
         """Return the worker's status; it responds as long as its event loop runs."""
+        now = time.monotonic()
+        while self._recent_tokens and self._recent_tokens[0][0] < now - _THROUGHPUT_SECONDS:
+            self._recent_tokens.popleft()
+        seconds = min(max(now - self._start_time, 1.0), _THROUGHPUT_SECONDS)
         engine = self._components.engine if self._components else None
         return WorkerStatus(
             name=self._name,
             host=self._host,
             pid=os.getpid(),
+            run=self._run_status,
             num_running_groups=len(self._tasks),
+            tokens_per_second=sum(count for _, count in self._recent_tokens) / seconds,
             num_finished_groups=self._num_groups,
             num_finished_episodes=self._num_episodes,
             num_sampled_tokens=self._num_tokens,
@@ -182,6 +220,47 @@ def _build_components(setup: WorkerSetup, host: str) -> "RolloutComponents":
     components = RolloutComponents.from_recipe(setup.recipe, verifies_weights=False)
     components.media.generated_dir = setup.generated_dir
     return components
+
+
+async def _pin_cpus(count: int, host: str) -> list[TextIO]:
+    """Restrict this process and its later children to CPUs of the node that no other worker has locked.
+
+    Return the locks, which end with the process. Raises RunError if too few CPUs are free for some seconds.
+    """
+    folder, deadline = Path(tempfile.gettempdir(), f"saccade-cpus-{os.getuid()}"), time.monotonic() + _PIN_SECONDS
+    folder.mkdir(exist_ok=True)
+    while True:
+        locks = {cpu: lock for cpu in sorted(os.sched_getaffinity(0)) if (lock := _lock_file(folder / str(cpu)))}
+        for cpu in list(locks)[count:]:
+            locks.pop(cpu).close()
+        if len(locks) == count:
+            for thread in os.listdir("/proc/self/task"):
+                with contextlib.suppress(ProcessLookupError):  # it has ended
+                    os.sched_setaffinity(int(thread), locks)
+            return [*locks.values()]
+        for lock in locks.values():
+            lock.close()
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"{len(locks)} CPUs of the node {host} are free for a worker that needs {count}: it has more workers "
+                "than CPUs. Set rollouts.ray.pin_cpus=false, or start Ray on it with the right --num-cpus",
+                key="rollouts.ray.pin_cpus",
+                value=count,
+            )
+        await asyncio.sleep(
+            random.uniform(0.1, 0.5)
+        )  # another worker may try the same CPUs, or one that ended has them
+
+
+def _lock_file(path: Path) -> TextIO | None:
+    """Return the open file with a lock on it; None if another process has locked it."""
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
 
 
 def _make_picklable(error: SaccadeError) -> SaccadeError:

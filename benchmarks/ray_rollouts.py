@@ -1,0 +1,145 @@
+"""Rollouts bound by sandboxes and decoding: on one Ray worker, on two, and without Ray.
+
+    python benchmarks/ray_rollouts.py [--tasks 6] [--group 4] [--rounds 3]
+
+Each episode sees frames of a video, runs code twice that reads other frames of it and computes with them, and answers;
+a scripted engine replies at once. Every round takes new videos, so that no side has them in its cache. Each worker is
+pinned to one CPU, its sandboxes and threads included; the process without Ray has all of them. Starting the cluster and
+its workers isn't counted: a first round, which warms up, does that.
+
+CPU seconds are those of all processes of a side. `other CPU s` is what the rest of the machine used meanwhile: a side
+whose processes waited for it isn't comparable.
+"""
+
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _common import describe_machine, parser, show
+
+from saccade import sandbox
+from saccade.config.load import load_recipe
+from saccade.config.schema import Recipe
+from saccade.data.synthetic.video_writer import write_video
+from saccade.models.tiny import make_tiny_model
+from saccade.rollouts.collect import collect
+from saccade.rollouts.components import RolloutComponents
+from saccade.rollouts.ray.launcher import connect_launcher
+from saccade.types import AnswerType, EpisodeStatus, Media, MediaKind, Task
+
+WIDTH, HEIGHT, FPS, NUM_FRAMES = 480, 270, 10.0, 200
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def write_tasks(folder: Path, count: int, seed: int) -> list[Task]:
+    """Write videos of moving noise, and return a task for each."""
+    rng, tasks = np.random.default_rng(seed), []
+    for number in range(count):
+        base = rng.integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
+        path = folder / f"{seed}-{number}.mp4"
+        write_video(path, (np.roll(base, 3 * index, axis=1) for index in range(NUM_FRAMES)), FPS)
+        media = (Media(path=str(path), kind=MediaKind.VIDEO),)
+        identity = f"{seed}-{number}"
+        tasks.append(Task(id=identity, question="Which?", media=media, answer_type=AnswerType.OPEN, ground_truth="red"))
+    return tasks
+
+
+def make_recipe(model: Path, workers: int) -> Recipe:
+    """Return the recipe of a side; 0 workers: without Ray."""
+    engine = Path(__file__).with_name("_coding_engine.py")
+    overrides = [f"engine.name={engine}", f"model.path={model}", "sampling.max_tokens=600"]
+    environment = ["video_in_prompt=true", "num_frames=32", "max_context_tokens=16000", "tools.python.timeout=120"]
+    overrides += [f"environment.settings.{setting}" for setting in environment]
+    if workers:
+        ray = {"workers": workers, "pin_cpus": True, "max_episodes": 64}
+        overrides += ["rollouts.launcher=ray", *(f"rollouts.ray.{name}={value}" for name, value in ray.items())]
+    return load_recipe("tiny/pyvision_video", overrides)
+
+
+def list_descendants(root: int) -> Iterator[tuple[int, list[str]]]:
+    """Yield the pid and the fields of /proc/PID/stat, from the state on, of a process and all its descendants."""
+    stats: dict[int, list[str]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            stats[int(folder.name)] = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has exited
+    pids = [root]
+    while pids:
+        pid = pids.pop()
+        if pid in stats:
+            yield pid, stats[pid]
+        pids += [child for child, fields in stats.items() if int(fields[1]) == pid]
+
+
+def read_cpu_seconds() -> tuple[float, float]:
+    """Return the CPU seconds of this process with all its descendants, ended ones included, and of the machine."""
+    ours = sum(int(ticks) for _, fields in list_descendants(os.getpid()) for ticks in fields[11:15])
+    user, nice, system, _, _, interrupt, soft, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
+    return ours / _TICKS, (user + nice + system + interrupt + soft) / _TICKS
+
+
+async def measure(
+    recipe: Recipe, folder: Path, batches: Sequence[Sequence[Task]], group_size: int
+) -> list[list[float]]:
+    """Collect a group per task, batch by batch; return wall, own and other CPU seconds of each but the first."""
+    components = RolloutComponents.from_recipe(recipe)
+    components.media.generated_dir = str(folder / "images")
+    components, figures = connect_launcher(components, folder), []
+    try:
+        for tasks in batches:
+            started, (ours, machine) = time.perf_counter(), read_cpu_seconds()
+            groups = await collect(
+                tasks,
+                components.environments,
+                components.build_context(seed=0),
+                group_size=group_size,
+                score_fn=components.score_fn,
+                launcher=components.launcher,
+            )
+            seconds, (ours_after, machine_after) = time.perf_counter() - started, read_cpu_seconds()
+            figures.append([seconds, ours_after - ours, machine_after - machine - (ours_after - ours)])
+            episodes = [member.episode for group in groups for member in group.episodes]
+            assert len(episodes) == len(tasks) * group_size
+            assert {episode.status for episode in episodes} == {EpisodeStatus.ANSWERED}
+            assert all(result.ok for episode in episodes for result in episode.results)
+    finally:
+        await components.engine.close()
+        sandbox.close_shared_servers()
+    return figures[1:]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the sides one after the other: each starts its workers once."""
+    options = parser(__doc__, rounds=3)
+    options.add_argument("--tasks", type=int, default=6, help="groups per round")
+    options.add_argument("--group", type=int, default=4, help="episodes per group")
+    chosen = options.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        make_tiny_model(root / "model")
+        batches = [write_tasks(root, chosen.tasks, seed) for seed in range(chosen.rounds + 1)]
+        rows: list[dict[str, Any]] = []
+        for side, workers in {"without Ray, all CPUs": 0, "one worker": 1, "two workers": 2}.items():
+            folder = root / side.replace(" ", "-")
+            folder.mkdir()
+            figures = asyncio.run(measure(make_recipe(root / "model", workers), folder, batches, chosen.group))
+            wall, ours, other = (statistics.median(values) for values in zip(*figures, strict=True))
+            episodes = chosen.tasks * chosen.group
+            rows.append(
+                {"side": side, "seconds": wall, "episodes/s": episodes / wall, "CPU s": ours, "other CPU s": other}
+            )
+    for row in rows:
+        row["times one worker"] = rows[1]["seconds"] / row["seconds"]
+    title = f"{chosen.tasks} groups of {chosen.group}: decoding and code; medians of {chosen.rounds}"
+    show(title, rows, {"cores": str(os.cpu_count()), **describe_machine()}, chosen.out)
+
+
+if __name__ == "__main__":
+    main()
