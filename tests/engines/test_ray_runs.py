@@ -67,6 +67,12 @@ class Command:
         while self.list_processes():
             time.sleep(0.2)
 
+    def wait_for_rollouts(self, served):
+        """Wait until a request follows the start of the driver: it is a worker's."""
+        block_until(lambda: (self.folder / LOG_FILE).exists() or self.process.poll() is not None)
+        number = len(served.bodies)
+        block_until(lambda: len(served.bodies) > number or self.process.poll() is not None)
+
     def find_driver(self):
         (pid,) = [pid for pid, line in self.list_processes().items() if b"saccade.rollouts.ray.driver" in line]
         return pid
@@ -131,7 +137,7 @@ def test_a_running_cluster_is_left_running(tiny_folder, tmp_path, rows_without_r
 def test_a_stopped_run_leaves_no_process(tiny_folder, tmp_path, number):
     with server(tiny_folder) as served:
         command = Command(tmp_path, Path(tiny_folder), served.url, *RAY)
-        block_until(lambda: served.bodies or command.process.poll() is not None)
+        command.wait_for_rollouts(served)
         assert any(b"raylet" in line for line in command.list_processes().values())
         command.process.send_signal(number)
         command.process.communicate(timeout=600)
@@ -151,7 +157,7 @@ def test_a_failed_run_leaves_no_process(tiny_folder, tmp_path):
 def test_a_killed_driver_costs_no_episode_and_leaves_no_process(tiny_folder, tmp_path, rows_without_ray):
     with server(tiny_folder) as served:
         command = Command(tmp_path, Path(tiny_folder), served.url, *RAY)
-        block_until(lambda: served.bodies or command.process.poll() is not None)
+        command.wait_for_rollouts(served)
         os.kill(command.find_driver(), signal.SIGKILL)
         command.wait()
     assert_equal_rows(command.read_rows(), rows_without_ray)

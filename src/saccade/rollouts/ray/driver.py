@@ -290,7 +290,7 @@ class Driver:
                 self._lose(worker, worker.generation, f"it sent no heartbeat for {timeout:g} seconds")
                 await asyncio.to_thread(ray.kill, worker.actor, no_restart=False)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(worker.lost.wait(), timeout / 6)
+                await asyncio.wait_for(worker.lost.wait(), min(timeout / 6, 5.0))
 
     def _lose(self, worker: Worker, generation: int, reason: str) -> None:
         """Record that a worker is lost, unless it has come up again since the call that failed."""
