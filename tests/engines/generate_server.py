@@ -129,7 +129,7 @@ class Served:
         folder = Path(body["lora_path"])
         config = json.loads((folder / "adapter_config.json").read_text())
         tensors = load_file(folder / "adapter_model.safetensors")
-        pattern = r"base_model\.model\.model\.language_model\.layers\.\d+\.\w+\.(\w+)\.lora_[AB]\.weight"
+        pattern = r"base_model\.model\.(model\.language_model\.layers\.\d+\.\w+\.\w+)\.lora_[AB]\.weight"
         modules = {re.fullmatch(pattern, name)[1] for name in tensors}
         ranks = {min(value.shape) for value in tensors.values()}
         is_valid = config["peft_type"] == "LORA" and modules == {*config["target_modules"]} and ranks == {config["r"]}

@@ -253,6 +253,33 @@ def test_a_reply_with_tokens_of_rolled_back_weights_is_discarded(backbone, engin
     assert (after.version, after.token_versions) == (1, ())
 
 
+def test_an_aborted_reply_continues_with_the_old_weights_after_a_rollback(backbone, engine_at):
+    renderer = backbone.renderer
+
+    async def body(served):
+        engine = engine_at(served, in_flight="abort", max_retries=0)
+        await engine.sync_weights(backbone, 1)
+        gate = served.hold_replies(10)
+        (task,) = start_replies(engine, renderer, SamplingParams(max_tokens=30))
+        await wait_until(lambda: gate.sampled == [10])
+
+        async def check(server, source, weight_label=""):
+            raise BrokenEngineError("other weights", key="engine.settings.servers")
+
+        engine._logprob_check.check = check
+        with raises(BrokenEngineError, key="engine.settings.servers"):
+            await engine.sync_weights(backbone, 2)
+        gate.open()
+        completion = await task
+        await engine.close()
+        return completion
+
+    with server(renderer) as served:
+        completion = asyncio.run(body(served))
+    assert (completion.version, completion.token_versions, len(completion.tokens)) == (1, (), 30)
+    assert [body["sampling_params"]["max_tokens"] for body in served.bodies] == [30, 20]
+
+
 def test_a_server_that_samples_from_older_weights_is_not_used(backbone):
     """It accepts every update, and keeps its label."""
 
@@ -273,11 +300,12 @@ def test_a_server_that_samples_from_older_weights_is_not_used(backbone):
         asyncio.run(body(served))
 
 
-def test_a_failed_weight_load_is_retried_and_replies_continue(backbone, engine_at):
+@pytest.mark.parametrize("in_flight", ["continue", "abort"])
+def test_a_failed_weight_load_is_retried_and_replies_continue(backbone, engine_at, in_flight):
     renderer = backbone.renderer
 
     async def body(served):
-        engine = engine_at(served)
+        engine = engine_at(served, in_flight=in_flight)
         sampling = SamplingParams(max_tokens=20, forbidden_ids=renderer.forbidden_ids)
         await engine.sync_weights(backbone, 1)
         gate = served.hold_replies(10)
