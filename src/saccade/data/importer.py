@@ -219,7 +219,7 @@ class _ImportJob:
 
 def _hash_id(task_id: str) -> bytes:
     # 8 bytes per id: a million ids take some ten megabytes
-    return hashlib.sha256(task_id.encode()).digest()[:8]
+    return hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).digest()[:8]
 
 
 def get_archive_folder(path: str) -> str:

@@ -25,7 +25,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from saccade.config.schema import IntRange, NonNegativeFloat, PositiveFloat, PositiveInt, Section
 from saccade.environments.base import ConfiguredEnvironment, EnvironmentSettings
 from saccade.environments.prompt import with_system
-from saccade.errors import ConfigError, EnvironmentServerError, ToolError, convert_errors
+from saccade.errors import ConfigError, DataError, EnvironmentServerError, ToolError, convert_errors
 from saccade.ledger import ImageRef
 from saccade.media.image import decode_image
 from saccade.protocols import Context, Done, Observation, PixelBudget
@@ -90,7 +90,11 @@ class Openenv(ConfiguredEnvironment):
         """Open a session and return its first observation after the task's question."""
         self.task = task
         seed = derive_seed(0, task.digest) % 2**31
-        arguments = {"seed": seed, **self.settings.reset, **task.extras.get("reset", {})}
+        own = task.extras.get("reset", {})
+        if not isinstance(own, Mapping):
+            problem = f"task {task.id}: extras.reset must be a mapping of the reset's arguments, not {own!r:.60}"
+            raise DataError(f"{problem}; correct the row", key="extras.reset", value=own)
+        arguments = {"seed": seed, **self.settings.reset, **own}
         result = await self.open_session(arguments)
         if result.done:
             raise self.build_error(f"ended task {task.id} at its reset")

@@ -110,7 +110,7 @@ def _parse_json(text: str, path: str) -> list[Cue]:
     """Parse LongVideoBench's formats: `timestamp` [s, e] and `text`, or clock times `start` and `end`, and `line`."""
     try:
         return [_parse_json_cue(row) for row in json.loads(text)]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         shape = '{"timestamp": [start, end], "text": …} or {"start": …, "end": …, "line": …}'
         raise MediaError(f"{path} holds no subtitles: it must be a list of {shape}", key=path) from error
 

@@ -184,7 +184,8 @@ class Execution:
                 self._check_image_limits(size)
             payload = bytes(await self.worker.connection.read_exactly(size)) if size else b""
             if is_setup_failure:
-                raise SandboxError(f"the sandbox can't jail an interpreter: {payload.decode()}")
+                reason = payload.decode("utf-8", "replace")
+                raise SandboxError(f"the sandbox can't jail an interpreter: {reason}")
             if header.kind == MessageKind.DONE:
                 return CompletionStatus(header.a), payload.decode("utf-8", "replace")
             if header.kind == MessageKind.VIDEO_REQUEST:
@@ -409,5 +410,5 @@ def explain_exit(status: int, *, is_cpu_limit_reached: bool = False) -> tuple[Fa
 
 
 def _build_refusal(reason: str) -> list[Any]:
-    text = reason.encode()
+    text = reason.encode("utf-8", "replace")  # a file's name may hold lone surrogates
     return [Header(MessageKind.REFUSED, payload_size=len(text)).pack(), text]

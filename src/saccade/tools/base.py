@@ -314,7 +314,7 @@ def truncate_result(result: ToolResult, ctx: ToolContext) -> ToolResult:
 
 def truncate(text: str, renderer: Renderer, max_tokens: int, *, keep_end: bool = False) -> str:
     """Return the text, truncated to at most `max_tokens` tokens including the mark: its start, or its end."""
-    if len(text.encode()) <= max_tokens:
+    if len(text.encode("utf-8", "replace")) <= max_tokens:
         return text  # a token is at least one byte
     ids = renderer.encode(text)
     if len(ids) <= max_tokens:

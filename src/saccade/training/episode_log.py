@@ -131,7 +131,7 @@ def read_rollouts(run_folder: Path, stage: str, step: int) -> list[RolloutRecord
             location = f"{path}, line {number}"
             try:
                 value = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{location}: not valid JSON: {error}", key=location) from error
             records.append(validate_as(value, RolloutRecord, location))
     return [map_media_paths(record, lambda file: os.path.normpath(path.parent / file)) for record in records]
