@@ -30,10 +30,13 @@ from saccade.config.load import RECIPES_DIR, load_recipe, parse_yaml
 from saccade.data.archives import Archive, unpack
 from saccade.data.dataset import iterate_items, require_gradable
 from saccade.data.importer import import_dataset
+from saccade.data.visibility import is_answerable
 from saccade.engines.remote import sglang_api, vllm_api
 from saccade.engines.remote.server import Server, ServerError, ServerRequest
 from saccade.environments.openenv import Openenv
+from saccade.environments.prompt import load_subtitles
 from saccade.errors import SaccadeError
+from saccade.evaluation.compare import Evaluation, compare_evaluations
 from saccade.evaluation.records import Record
 from saccade.interop.lmms_logs import read_samples
 from saccade.ledger import ImageRef, Ledger, Origin, Segment
@@ -43,6 +46,7 @@ from saccade.media.video import decode_frames, index_video
 from saccade.metrics.metric_log import read_metric_rows
 from saccade.models.checkpoint_files import check_weights, verify_checksums, write_checksums
 from saccade.protocols import Context
+from saccade.reporting.episode_view import build_timeline
 from saccade.reporting.run_report import render_episode_page
 from saccade.rewards.answer_types.base import list_answer_types
 from saccade.rewards.judge import Judge
@@ -231,6 +235,33 @@ def read_tasks(rng, folder):
 def read_demonstrations(rng, folder):
     path = write(folder, "demonstrations.jsonl", mutate_json_text(DEMONSTRATION, rng) + "\n")
     list(iterate_items(path, Demonstration))
+
+
+EXTRAS = {
+    **{"question": "at", "target": "red", "seconds": 64.0, "events": [[4.0, 6.0, "red"], [20, 22]], "scene": 3},
+    **{"needs": [[1, 2]], "cover": [0, 4], "event_seconds": 2.0, "width": 640, "height": 480},
+    **{"cards": [], "looks": [], "system": "Look.", "subtitles_offset": 2.0, "data_source": "a"},
+    "shuffled": {"order": [1, 0], "attempt": 2},
+}
+
+
+def read_extras(rng, folder):
+    """Whatever reads the extras of tasks, which any dataset may have, after an evaluation."""
+    episode = rng.choice(build_example_episodes(["choice", "box", "grounding", "point"]))
+    extras = dict(EXTRAS)
+    for _ in range(rng.choice([1, 1, 3])):
+        extras = mutate_value(extras, rng)
+        extras = extras if isinstance(extras, dict) else dict(EXTRAS)
+    options = ("red", "blue") if episode.task.answer_type == "choice" else ()
+    task = dataclasses.replace(episode.task, extras=json.loads(json.dumps(extras)), options=options)
+    score = Score(value=1.0, parts={"accuracy": 1.0}, correct=1.0)
+    scored = [ScoredEpisode(episode=dataclasses.replace(episode, task=task), score=score)] * 2
+    assert is_answerable(task, [0.5, 1.5, 9.0]) in (None, True, False)
+    compare_evaluations({"a": Evaluation(scored=scored), "b": Evaluation(scored=scored)})
+    build_timeline(scored[0].episode)
+    asyncio.run(load_subtitles(task))
+    assert isinstance(task.source, str)
+    asyncio.run(_wait_for(load_rules()[task.answer_type](scored[0].episode)))
 
 
 def import_rows(rng, folder):
@@ -728,6 +759,7 @@ SURFACES = {
     "YAML with anchors": read_yaml_text,
     "files of tasks": read_tasks,
     "files of demonstrations": read_demonstrations,
+    "extras of tasks": read_extras,
     "published rows (importers)": import_rows,
     "archives": unpack_archive,
     "subtitles": read_subtitles,

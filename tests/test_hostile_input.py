@@ -1,6 +1,9 @@
 """Input that no honest user gives: bombs of YAML, absurd sizes, names that no file can have, damaged records."""
 
+import asyncio
+import gzip
 import json
+from dataclasses import replace
 
 import pytest
 from commands import bad, fail, good, run
@@ -9,9 +12,19 @@ from error_cases import raises
 import saccade
 from saccade.checks.run_checks import check_recipe
 from saccade.config.load import load_recipe, parse_yaml
-from saccade.errors import ConfigError, DataError, RunError
+from saccade.data.constant_baseline import compute_wording_baselines
+from saccade.data.option_shuffle import restore_options
+from saccade.data.visibility import is_answerable
+from saccade.environments.openenv import Openenv
+from saccade.environments.prompt import load_subtitles
+from saccade.errors import ConfigError, DataError, MediaError, RunError
+from saccade.media.subtitles import read_cues
 from saccade.models import tiny
+from saccade.reporting.episode_view import build_timeline
 from saccade.runs.run_folder import Run
+from saccade.testing import build_example_episodes
+from saccade.training.episode_log import read_rollouts
+from saccade.types import Media, Task
 
 LEVELS = "".join(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 20))
 CHAIN = "".join(f"a{level}: &a{level} [*a{level - 1}]\n" for level in range(1, 500))
@@ -158,3 +171,84 @@ def test_a_model_whose_writing_was_interrupted_is_written_again(tmp_path, monkey
     good("model", "tiny", tmp_path / "model")
     assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"]
     assert not [path for path in (tmp_path / "model").iterdir() if path.name.startswith(".")]
+
+
+# ---- shrunk inputs that mutations found ----------------------------------------------------------------------------
+
+CUE = {"timestamp": [1, 2], "text": "Red"}
+
+
+@pytest.mark.parametrize("row", [{**CUE, "timestamp": [10**400, 2]}, {**CUE, "timestamp": [1, 10**400]}])
+def test_subtitles_at_a_time_that_no_float_holds_are_refused(tmp_path, row):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([row]))
+    with raises(MediaError, key=str(path)):
+        read_cues(str(path))
+
+
+@pytest.mark.parametrize("offset", [10**400, float("nan"), True, "2"])
+def test_an_offset_of_subtitles_that_is_no_number_is_refused(offset):
+    task = build_task(extras={"subtitles": "a.srt", "subtitles_offset": offset})
+    with raises(MediaError, key="extras.subtitles_offset"):
+        asyncio.run(load_subtitles(task))
+
+
+SPANS = {"needs": [[1, 2]], "cover": [0, 4], "event_seconds": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("extras", "expected"),
+    [
+        (SPANS, True),
+        ({**SPANS, "cover": [0, 1e300]}, False),  # more slots than memory
+        ({**SPANS, "event_seconds": 0}, None),
+        ({**SPANS, "needs": 7}, None),
+        ({**SPANS, "needs": [[1]]}, None),
+        ({**SPANS, "cover": ["a", "b"]}, None),
+    ],
+)
+def test_extras_of_other_types_specify_no_visibility(extras, expected):
+    assert is_answerable(build_task(extras=extras), [0.5, 1.5, 2.5]) is expected
+
+
+@pytest.mark.parametrize("record", [True, {"reason": "x"}, {"order": [1]}, {"order": [0, "1"]}, {"order": [0.0, 1.0]}])
+def test_a_dataset_may_have_an_extra_of_the_name_of_shuffled_options(record):
+    task = build_task(extras={"shuffled": record}, options=("red", "blue"))
+    assert restore_options(task) is task
+
+
+@pytest.mark.parametrize("width", [0, "640", None, 10**400])
+def test_a_box_of_an_image_of_no_size_has_a_baseline(width):
+    extras = {"question": "where", "width": width, "height": 480}
+    task = build_task(extras=extras, answer_type="box", ground_truth=(0.0, 0.0, 0.5, 0.5))
+    assert compute_wording_baselines([task]) == {task.digest: 1.0}
+
+
+@pytest.mark.parametrize("extras", [{"events": [[1, 10**400]]}, {"seconds": 10**400}])
+def test_a_timeline_leaves_out_times_that_no_float_holds(extras):
+    episode = replace(build_example_episodes(["choice"])[0], task=build_task(extras=extras))
+    assert build_timeline(episode) is None
+
+
+def test_deep_json_of_rollouts_is_refused(tmp_path):
+    (tmp_path / "episodes").mkdir()
+    (tmp_path / "episodes" / "rl-000001.jsonl.gz").write_bytes(gzip.compress(b"[" * 100_000 + b"\n"))
+    with raises(DataError):
+        read_rollouts(tmp_path, "rl", 1)
+
+
+def test_an_id_with_half_a_character_is_imported(tmp_path):
+    row = {"id": "\ud800", "question": "Which?", "media": [], "answer_type": "open", "ground_truth": "red"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    good("data", "import", "tasks", tmp_path / "rows.jsonl", "--out", tmp_path / "tasks.jsonl")
+    assert saccade.load_tasks(tmp_path / "tasks.jsonl")[0].id == "\ud800"
+
+
+def build_task(**fields):
+    values = {"id": "1", "question": "Which?", "media": (), "answer_type": "choice", "ground_truth": "A"}
+    return Task(**{**values, "media": (Media(path="a.mp4"),), **fields})
+
+
+def test_arguments_of_an_environments_reset_that_are_no_mapping_are_refused():
+    with raises(DataError, key="extras.reset", value=7):
+        asyncio.run(Openenv(url="http://127.0.0.1:9").reset(build_task(extras={"reset": 7}), None))

@@ -121,7 +121,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for surface in options.surfaces:
-        process = multiprocessing.get_context("spawn").Process(
+        process = multiprocessing.get_context("fork").Process(
             target=fuzz, args=(surface, options.seconds, options.seed, options.media)
         )
         process.start()

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from saccade.types import Task
+from saccade.utils.numbers import to_finite
 
 MAX_BOUNDS_PER_AXIS = 24  # coordinates per axis that the search for the best constant box considers
 
@@ -75,9 +76,9 @@ def _normalize_ground_truth(task: Task) -> Any:
     """Return the ground truth; a box in pixels as fractions of its image, so that all image sizes can share one."""
     if not isinstance(task.ground_truth, tuple) or len(task.ground_truth) != 4:
         return task.ground_truth
-    if not {"width", "height"} <= task.extras.keys():
+    size = [to_finite(task.extras.get(side)) or 0.0 for side in ("width", "height")]
+    if min(size) <= 0:  # missing, or no size
         return task.ground_truth
-    size = task.extras["width"], task.extras["height"]
     return tuple(round(value / size[i % 2], 6) for i, value in enumerate(task.ground_truth))
 
 

@@ -7,6 +7,7 @@ The score of a model that prefers a letter depends on where the right option is;
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from saccade.types import AnswerType, Task
@@ -51,9 +52,15 @@ def shuffle_options(task: Task, *, seed: int, sample_index: int) -> Task:
 def restore_options(task: Task) -> Task:
     """Return the original task of a variant; an unshuffled task is returned unchanged."""
     record = task.extras.get(SHUFFLE_KEY)
-    if record is None:
-        return task
-    inverse = [record["order"].index(index) for index in range(len(task.options))]
+    order = record.get("order") if isinstance(record, Mapping) else None
+    indices = list(range(len(task.options)))
+    if (
+        not isinstance(order, list | tuple)
+        or any(type(index) is not int for index in order)
+        or sorted(order) != indices
+    ):
+        return task  # the dataset's own extras may have the key
+    inverse = [order.index(index) for index in indices]
     extras = {name: value for name, value in task.extras.items() if name != SHUFFLE_KEY}
     return replace(_reorder_options(task, inverse), extras=extras)
 

@@ -8,21 +8,29 @@ cards and looks  of an image: its objects, and those that must be inspected
 from collections.abc import Sequence
 
 from saccade.types import Task
+from saccade.utils.numbers import to_finite, to_span
 
 
 def is_answerable(task: Task, times: Sequence[float]) -> bool | None:
-    """Return whether frames at these times (seconds) suffice to know the answer; None if the task doesn't specify it.
+    """Return whether frames at these times (seconds) suffice to know the answer.
+
+    None if the task doesn't specify it, or if its extras of these names have other types.
 
     An image is answerable if no object must be inspected, at any time.
     """
     extras = task.extras
     if {"cards", "looks"} <= extras.keys():
         return not extras["looks"]
-    if not {"needs", "cover", "event_seconds"} <= extras.keys():
+    cover, length, needs = to_span(extras.get("cover")), to_finite(extras.get("event_seconds")), extras.get("needs")
+    if cover is None or length is None or length <= 0 or not isinstance(needs, list | tuple):
         return None
-    if not all(any(start <= time < end for time in times) for start, end in extras["needs"]):
+    spans = [to_span(need) for need in needs]
+    if None in spans:
+        return None
+    if not all(any(start <= time < end for time in times) for start, end in filter(None, spans)):
         return False
-    length = extras["event_seconds"]
-    start, end = extras["cover"]
-    slots = [start + i * length for i in range(int((end - start) / length + 1e-9))]
+    num_slots = (cover[1] - cover[0]) / length + 1e-9
+    if num_slots >= len(times) + 1:  # a frame shows one slot
+        return False
+    slots = [cover[0] + i * length for i in range(int(num_slots))]
     return all(any(slot <= time < slot + length for time in times) for slot in slots)

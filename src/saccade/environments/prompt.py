@@ -11,6 +11,7 @@ from saccade.media.frame_sampling import TIMESTAMP_FORMAT, sample_uniform_times,
 from saccade.media.subtitles import Cue, find_subtitles, interleave_cues, read_cues, select_cues_at, subsample_cues
 from saccade.protocols import Context, PixelBudget
 from saccade.types import Media, MediaKind, Message, Task
+from saccade.utils.numbers import to_finite
 from saccade.utils.templates import fill_template
 
 TEMPLATE_FACTS = ("width", "height", "num_frames", "fps", "duration", "file")
@@ -159,14 +160,15 @@ async def load_subtitles(task: Task) -> tuple[Cue, ...]:
     path = find_subtitles(task)
     if path is None:
         return ()
-    offset = task.extras.get("subtitles_offset") or 0.0
-    if not isinstance(offset, int | float):
+    value = task.extras.get("subtitles_offset")
+    offset = to_finite(value) if value else 0.0
+    if offset is None:
         raise MediaError(
-            f"task {task.id}: extras.subtitles_offset must be a number of seconds, not {offset!r}",
+            f"task {task.id}: extras.subtitles_offset must be a number of seconds, not {value!r:.60}",
             key="extras.subtitles_offset",
-            value=offset,
+            value=value,
         )
-    return await asyncio.to_thread(read_cues, path, float(offset))
+    return await asyncio.to_thread(read_cues, path, offset)
 
 
 def split_frame_budget(num_frames: int, num_videos: int) -> list[int]:

@@ -26,6 +26,7 @@ from saccade.types import (
     ToolResult,
     Turn,
 )
+from saccade.utils.numbers import to_finite, to_span
 
 DecodeFn = Callable[[Sequence[int]], str]
 PixelLoader = Callable[[ImageRef], NDArray[Any]]
@@ -212,12 +213,12 @@ def build_timeline(episode: Episode) -> dict[str, Any] | None:
     calls = [pair for turn in episode.turns for pair in _pair_calls_with_results(turn)]
     windows = [(span, result) for call, result in calls if (span := parse_window(call.arguments)) is not None]
     events = extras.get("events")
-    events = [event for event in events if _parse_span(event)] if isinstance(events, list | tuple) else []
-    truth = _parse_span(episode.task.ground_truth) if episode.task.answer_type == AnswerType.GROUNDING else None
+    events = [event for event in events if to_span(event)] if isinstance(events, list | tuple) else []
+    truth = to_span(episode.task.ground_truth) if episode.task.answer_type == AnswerType.GROUNDING else None
     ends = [*ticks, *(span[1] for span, _ in windows), *(event[1] for event in events), *([truth[1]] if truth else [])]
     # Without a known duration the timeline ends with the last item on it.
-    seconds = extras.get("seconds")
-    duration = float(seconds) if isinstance(seconds, int | float) and seconds > 0 else max(ends, default=0.0)
+    seconds = to_finite(extras.get("seconds"))
+    duration = seconds if seconds and seconds > 0 else max(ends, default=0.0)
     if duration <= 0:
         return None
 
@@ -249,15 +250,7 @@ def parse_window(arguments: Mapping[str, Any]) -> tuple[float, float] | None:
             bounds.append(float(arguments.get(name, arguments.get(position))))
         except (TypeError, ValueError, OverflowError):
             return None
-    return _parse_span(bounds)
-
-
-def _parse_span(value: Any) -> tuple[float, float] | None:
-    """Return the first two numbers of a list if they are a time span; else None."""
-    bounds = value[:2] if isinstance(value, list | tuple) else ()
-    if len(bounds) < 2 or not all(isinstance(bound, int | float) and isfinite(bound) for bound in bounds):
-        return None
-    return (float(bounds[0]), float(bounds[1])) if bounds[0] <= bounds[1] else None
+    return to_span(bounds)
 
 
 def _describe_event(event: Sequence[Any]) -> dict[str, str | None]:

@@ -10,6 +10,7 @@ from saccade.rewards.answer_types.denials import Denials, is_retracted
 from saccade.rewards.answer_types.reader import clean_text
 from saccade.rewards.text_normalization import normalize_text
 from saccade.types import Episode, Task
+from saccade.utils.numbers import to_finite
 
 Sides = tuple[float, ...]
 Coordinates = Literal["auto", "pixel", "shown", "unit", "percent", "thousand"]
@@ -114,9 +115,8 @@ def _parse_ground_truth_box(task: Task) -> Sides:
 
 
 def _get_image_size(task: Task) -> tuple[float, float] | None:
-    size = [task.extras.get(side) for side in ("width", "height")]
-    known = [float(value) for value in size if isinstance(value, int | float) and value > 0]
-    return (known[0], known[1]) if len(known) == 2 else None
+    width, height = (to_finite(task.extras.get(side)) or 0.0 for side in ("width", "height"))
+    return (width, height) if min(width, height) > 0 else None
 
 
 def _resolve_scale(predicted: Sides, episode: Episode, coordinates: str) -> tuple[float, float]:
