@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,7 @@ class Training:
     judge: JudgeServer
     servers: "list[TinyServerProcess]"
     num_processes: int = 1
+    num_ray_workers: int = 0
     planted: Sequence[str] = ()  # fault, step, marker: see `_planted_faults.py`
     process: "subprocess.Popen[str] | None" = None
     timers: list[threading.Timer] = field(default_factory=list)
@@ -140,6 +142,8 @@ class Training:
                 "engine.name=vllm",
                 f"engine.settings={{servers: [{urls}], retry_backoff: 0.1, max_retries: 8, request_timeout: 5}}",
             ]
+        if self.num_ray_workers:
+            settings += ["rollouts.launcher=ray", f"rollouts.ray={{workers: {self.num_ray_workers}}}"]
         options = ["--out", str(self.folder), "--model", str(self.base / "model"), "--data", str(self.base / "data")]
         options += ["--resume"] if is_resumed else []
         options += ["--nproc", str(self.num_processes)] if self.num_processes > 1 else []
@@ -244,11 +248,32 @@ def kill_trainer(training: Training, rng: random.Random) -> None:
 
 def kill_rank(training: Training, rng: random.Random) -> None:
     """Kill rank 1 of a training in several processes."""
-    for entry in Path("/proc").iterdir():
+    for folder in find_descendants(training.pid):
+        with contextlib.suppress(OSError):
+            if b"RANK=1" in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
+
+
+def kill_ray_worker(training: Training, rng: random.Random) -> None:
+    """Kill one of the rollout workers."""
+    folders = find_descendants(training.pid)
+    workers = [folder for folder in folders if (folder / "cmdline").read_bytes().startswith(b"ray::RolloutWorker")]
+    if workers:  # Ray may still be starting another
+        os.kill(int(rng.choice(workers).name), signal.SIGKILL)
+
+
+def find_descendants(pid: int) -> list[Path]:
+    """Return the folders in /proc of a process's children, their children, and so on."""
+    parents = dict[Path, int]()
+    for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
-            variables = (entry / "environ").read_bytes().split(b"\0")
-            if b"RANK=1" in variables and str(training.folder).encode() in (entry / "cmdline").read_bytes():
-                os.kill(int(entry.name), signal.SIGKILL)
+            if folder.name.isdecimal():
+                parents[folder] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    ancestors, descendants = {pid}, list[Path]()
+    while found := [folder for folder, parent in parents.items() if parent in ancestors and folder not in descendants]:
+        descendants += found
+        ancestors |= {int(folder.name) for folder in found}
+    return sorted(descendants)
 
 
 def terminate(training: Training, rng: random.Random) -> None:
@@ -311,6 +336,7 @@ class Case:
     planted: str = ""
     num_servers: int = 0
     num_processes: int = 1
+    num_ray_workers: int = 0
     is_first_early: bool = False  # the first fault comes before the training
     is_quick: bool = False
 
@@ -329,6 +355,8 @@ CASES = {
     "server hang": Case(hang_server, num_servers=2),
     "rank SIGKILL": Case(kill_rank, num_processes=2),
 }
+if find_spec("ray"):
+    CASES["Ray worker SIGKILL"] = Case(kill_ray_worker, num_servers=2, num_ray_workers=2)
 
 
 def run_case(
@@ -341,7 +369,7 @@ def run_case(
     if case and case.planted:
         planted = (case.planted, str(moments[0][0] + 1), str(folder.parent / f"{folder.name}.marker"))
         moments = []
-    training = Training(base, folder, steps, judge, [], like.num_processes, planted)
+    training = Training(base, folder, steps, judge, [], like.num_processes, like.num_ray_workers, planted)
     start, restarts, injected, steps_lost, finished = time.monotonic(), 0, 0, 0, dict[Any, str]()
     try:
         training.servers = [TinyServerProcess(base / "model") for _ in range(like.num_servers)]
@@ -436,15 +464,15 @@ def run_drill(
     names: Sequence[str], *, steps: int, repeats: int, injections: int, seed: int, folder: Path | None = None
 ) -> list[dict[str, Any]]:
     """Return one row per kind of fault: sums over the repeats, and the most steps lost."""
-    rows, baselines = list[dict[str, Any]](), dict[tuple[int, int], float]()
+    rows, baselines = list[dict[str, Any]](), dict[tuple[int, ...], float]()
     with prepare(folder) as base:
         for name in names:
             case = CASES[name]
-            kind = case.num_servers, case.num_processes
+            kind = case.num_servers, case.num_processes, case.num_ray_workers
             rng = random.Random(f"{seed} {name}")
             if kind not in baselines:
                 result = run_case(
-                    None, base, base / f"none-{kind[0]}-{kind[1]}", steps=steps, injections=0, rng=rng, like=case
+                    None, base, base / f"none-{'-'.join(map(str, kind))}", steps=steps, injections=0, rng=rng, like=case
                 )
                 baselines[kind] = result["seconds"]
             results = [

@@ -3,7 +3,8 @@
 All ranks call a method at the same time with the same arguments (see `conductor`). Results are rank 0's.
 """
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,14 @@ from saccade.training.distributed.dealing import Deal
 from saccade.training.distributed.sharding import shard_backbone
 from saccade.training.optimizer import STATE_FOLDER, Optimizer
 from saccade.training.reference import get_trainable_parameters, load_initial_backbone
-from saccade.training.train_step import LossFn, MemoryExceededError, MicroBatchResult, accumulate_gradients, forward
+from saccade.training.train_step import (
+    LossFn,
+    MemoryExceededError,
+    MicroBatchResult,
+    accumulate_gradients,
+    detect_full_memory,
+    forward,
+)
 
 
 class Worker:
@@ -86,16 +94,10 @@ class Worker:
                 logp_N, _ = forward(self.backbone, deal.batch, load_pixels=deal.load_pixels, temperature=temperature)
                 torch.autograd.backward(logp_N.sum())
             else:
-                try:
+                with _explain_full_memory():
                     [(loss, entropy, stats)] = accumulate_gradients(
                         self.backbone, [deal.batch], loss_fn, load_pixels=deal.load_pixels, temperature=temperature
                     )
-                except MemoryExceededError as error:  # the other ranks are inside of the wave's collective operations
-                    raise RunError(
-                        f"rank {distributed.get_rank()}: {error}; lower rl.micro_batch_size or sft.micro_batch_size",
-                        key="micro_batch_size",
-                        value=error.num_tokens,
-                    ) from None
                 results.append((deal.index, (loss, entropy, {name: value.cpu() for name, value in stats.items()})))
         self.backbone.model.eval()
         if not has_images:  # one process has no gradient there, which the optimizer distinguishes from zero
@@ -108,7 +110,8 @@ class Worker:
         """Return the logprobs of the trained tokens of each micro-batch, with its index."""
         results = []
         for deal in deals:
-            logp_N, _ = forward(self.backbone, deal.batch, load_pixels=deal.load_pixels, temperature=temperature)
+            with _explain_full_memory(), detect_full_memory(deal.batch):
+                logp_N, _ = forward(self.backbone, deal.batch, load_pixels=deal.load_pixels, temperature=temperature)
             if deal.index is not None:
                 results.append((deal.index, logp_N.cpu().numpy()))
         return self._gather(results)
@@ -201,3 +204,16 @@ def _get_trainable_parts(backbone: Backbone) -> dict[str, Tensor]:
     """Return this rank's part of each trainable weight by name."""
     parameters: dict[str, Any] = get_trainable_parameters(backbone)
     return {name: parameter.to_local() for name, parameter in parameters.items()}
+
+
+@contextlib.contextmanager
+def _explain_full_memory() -> Iterator[None]:
+    """Raise RunError if a micro-batch doesn't fit: the other ranks are inside of its collective operations."""
+    try:
+        yield
+    except MemoryExceededError as error:
+        raise RunError(
+            f"rank {distributed.get_rank()}: {error}; lower rl.micro_batch_size or sft.micro_batch_size",
+            key="micro_batch_size",
+            value=error.num_tokens,
+        ) from None
