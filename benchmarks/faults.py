@@ -337,14 +337,15 @@ class Case:
     num_servers: int = 0
     num_processes: int = 1
     num_ray_workers: int = 0
+    is_fatal: bool = False  # it ends the process
     is_first_early: bool = False  # the first fault comes before the training
     is_quick: bool = False
 
 
 CASES = {
-    "trainer SIGKILL": Case(kill_trainer, is_quick=True),
-    "SIGTERM, 30 s of grace": Case(terminate, is_quick=True),
-    "full disk": Case(fill_disk, is_quick=True),
+    "trainer SIGKILL": Case(kill_trainer, is_fatal=True, is_quick=True),
+    "SIGTERM, 30 s of grace": Case(terminate, is_fatal=True, is_quick=True),
+    "full disk": Case(fill_disk, is_fatal=True, is_quick=True),
     "NaN loss": Case(planted="nan", is_quick=True),
     "out of memory": Case(planted="memory", is_quick=True),
     "clock jump": Case(planted="clock"),
@@ -353,7 +354,7 @@ CASES = {
     "corrupt video": Case(corrupt_video, is_first_early=True),
     "server SIGKILL": Case(kill_server, num_servers=2),
     "server hang": Case(hang_server, num_servers=2),
-    "rank SIGKILL": Case(kill_rank, num_processes=2),
+    "rank SIGKILL": Case(kill_rank, is_fatal=True, num_processes=2),
 }
 if find_spec("ray"):
     CASES["Ray worker SIGKILL"] = Case(kill_ray_worker, num_servers=2, num_ray_workers=2)
@@ -429,7 +430,8 @@ def inject_faults(
         if num_steps != previous:
             step_seconds = now - reached_at if previous >= 0 and is_begun else step_seconds
             previous, reached_at = num_steps, now
-        if moments and case and case.inject and is_begun:
+        is_ending = injected > 0 and case is not None and case.is_fatal
+        if moments and case and case.inject and is_begun and not is_ending:
             step, fraction = moments[0]
             if num_steps > step or (num_steps == step and now - reached_at >= fraction * step_seconds):
                 moments.pop(0)

@@ -305,8 +305,11 @@ def run_and_close(components: RolloutComponents, coroutine: Coroutine[None, None
 
         def stop() -> None:
             nonlocal has_received_sigterm
-            has_received_sigterm = True
-            task.cancel()
+            # A second one changes nothing: torchrun repeats that of the scheduler, and a second cancellation would drop
+            # the checkpoint that is being written.
+            if not has_received_sigterm:
+                has_received_sigterm = True
+                task.cancel()
 
         if is_handled:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
