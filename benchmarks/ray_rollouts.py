@@ -7,11 +7,13 @@ a scripted engine replies at once. Every round takes new videos, so that no side
 pinned to one CPU, its sandboxes and threads included; the process without Ray has all of them. Starting the cluster and
 its workers isn't counted: a first round, which warms up, does that.
 
-CPU seconds are those of all processes of a side. `other CPU s` is what the rest of the machine used meanwhile: a side
-whose processes waited for it isn't comparable.
+CPU seconds are those of all processes of a side; `busiest CPU s` those of its busiest worker with its sandboxes: pinned
+workers can't be faster than that. `other CPU s` is what the rest of the machine used meanwhile: seconds of sides whose
+processes waited for it can't be compared.
 """
 
 import asyncio
+import contextlib
 import os
 import statistics
 import tempfile
@@ -78,23 +80,37 @@ def list_descendants(root: int) -> Iterator[tuple[int, list[str]]]:
         pids += [child for child, fields in stats.items() if int(fields[1]) == pid]
 
 
+def read_worker_seconds() -> dict[int, float]:
+    """Return the CPU seconds of each rollout worker with all its descendants, ended ones included, by pid."""
+    workers = []
+    for pid, _ in list_descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::RolloutWorker"):
+                workers.append(pid)
+    return {pid: _sum_seconds(pid) for pid in workers or [os.getpid()]}
+
+
+def _sum_seconds(root: int) -> float:
+    return sum(int(ticks) for _, fields in list_descendants(root) for ticks in fields[11:15]) / _TICKS
+
+
 def read_cpu_seconds() -> tuple[float, float]:
     """Return the CPU seconds of this process with all its descendants, ended ones included, and of the machine."""
-    ours = sum(int(ticks) for _, fields in list_descendants(os.getpid()) for ticks in fields[11:15])
+    ours = _sum_seconds(os.getpid())
     user, nice, system, _, _, interrupt, soft, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
-    return ours / _TICKS, (user + nice + system + interrupt + soft) / _TICKS
+    return ours, (user + nice + system + interrupt + soft) / _TICKS
 
 
 async def measure(
     recipe: Recipe, folder: Path, batches: Sequence[Sequence[Task]], group_size: int
 ) -> list[list[float]]:
-    """Collect a group per task, batch by batch; return wall, own and other CPU seconds of each but the first."""
+    """Collect a group per task, batch by batch; return the seconds (see above) of each but the first."""
     components = RolloutComponents.from_recipe(recipe)
     components.media.generated_dir = str(folder / "images")
     components, figures = connect_launcher(components, folder), []
     try:
         for tasks in batches:
-            started, (ours, machine) = time.perf_counter(), read_cpu_seconds()
+            workers, (ours, machine), started = read_worker_seconds(), read_cpu_seconds(), time.perf_counter()
             groups = await collect(
                 tasks,
                 components.environments,
@@ -104,7 +120,9 @@ async def measure(
                 launcher=components.launcher,
             )
             seconds, (ours_after, machine_after) = time.perf_counter() - started, read_cpu_seconds()
-            figures.append([seconds, ours_after - ours, machine_after - machine - (ours_after - ours)])
+            busiest = max(value - workers.get(pid, 0.0) for pid, value in read_worker_seconds().items())
+            used = ours_after - ours
+            figures.append([seconds, used, busiest, machine_after - machine - used])
             episodes = [member.episode for group in groups for member in group.episodes]
             assert len(episodes) == len(tasks) * group_size
             assert {episode.status for episode in episodes} == {EpisodeStatus.ANSWERED}
@@ -130,13 +148,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             folder = root / side.replace(" ", "-")
             folder.mkdir()
             figures = asyncio.run(measure(make_recipe(root / "model", workers), folder, batches, chosen.group))
-            wall, ours, other = (statistics.median(values) for values in zip(*figures, strict=True))
+            wall, ours, busiest, other = (statistics.median(values) for values in zip(*figures, strict=True))
             episodes = chosen.tasks * chosen.group
-            rows.append(
-                {"side": side, "seconds": wall, "episodes/s": episodes / wall, "CPU s": ours, "other CPU s": other}
-            )
+            row = {"side": side, "seconds": wall, "episodes/s": episodes / wall}
+            rows.append({**row, "CPU s": ours, "busiest CPU s": busiest, "other CPU s": other})
     for row in rows:
         row["times one worker"] = rows[1]["seconds"] / row["seconds"]
+        row["by busiest CPU s"] = rows[1]["busiest CPU s"] / row["busiest CPU s"]
     title = f"{chosen.tasks} groups of {chosen.group}: decoding and code; medians of {chosen.rounds}"
     show(title, rows, {"cores": str(os.cpu_count()), **describe_machine()}, chosen.out)
 

@@ -65,6 +65,14 @@ def test_one_step_with_adapters_in_bfloat16(run):
 
 
 @pytest.mark.soak
+def test_two_ray_workers_share_the_work(run):
+    pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
+    rows = run("ray_rollouts", "--tasks", "2", "--group", "1", "--rounds", "1")
+    busiest = {row["side"]: row["busiest CPU s"] / row["CPU s"] for row in rows}
+    assert busiest["two workers"] < busiest["one worker"]
+
+
+@pytest.mark.soak
 def test_a_quick_fault_drill_loses_nothing(run):
     rows = {row["fault"]: row for row in run("faults", "--quick")}
     assert len(rows) == 6
