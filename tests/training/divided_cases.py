@@ -27,6 +27,7 @@ from saccade.training.optimizer import Optimizer
 from saccade.training.policy_update import update_policy
 from saccade.training.train_step import pack_samples, train_step
 from saccade.types import TrainingSample
+from saccade.utils.rank_exit import exit_rank
 
 STEPS = 5
 ADAMW = ("sft.optim.name=adamw", "rl.optim.name=adamw", "sft.optim.lr=1e-4", "rl.optim.lr=1e-4")
@@ -127,11 +128,19 @@ def continue_training(workspace, folder: Path, kill_at: int = 0) -> list[dict]:
     return workspace.run_sft(components, folder, kill_at=kill_at)
 
 
+FEW_CASES = ("sft lora", "rl texts")
+
+
+def run_few_cases(workspace, samples, out: Path, names=FEW_CASES) -> None:
+    """Train some cases."""
+    for name in names:
+        result = train(workspace, CASES[name], out / name, samples)
+        (out / name / "result.json").write_text(json.dumps(result))
+
+
 def run_cases(workspace, samples, out: Path) -> None:
     """Train all cases; then train one with an interruption and one without."""
-    for name, case in CASES.items():
-        result = train(workspace, case, out / name, samples)
-        (out / name / "result.json").write_text(json.dumps(result))
+    run_few_cases(workspace, samples, out, CASES)
     continue_training(workspace, out / "whole")
     continue_training(workspace, out / "resumed", kill_at=3)
     continue_training(workspace, out / "resumed")
@@ -217,6 +226,7 @@ def plant_nan(self, step=Optimizer.step):
 
 
 ACTIONS = {
+    "few": run_few_cases,
     "cases": run_cases,
     "continue": continue_once,
     "fail": fail_on_rank_one,
@@ -242,3 +252,4 @@ def main(action: str, work: Path, out: Path) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+    exit_rank(0)

@@ -90,10 +90,23 @@ def trained(request, prepared, tmp_path_factory):
     return workspace, samples, out, num_nodes * num_processes
 
 
+@pytest.mark.slow
+def test_two_processes_train_like_one(prepared, tmp_path):
+    workspace, samples, work = prepared
+    run_processes("few", work, tmp_path / "out")
+    for name in divided_cases.FEW_CASES:
+        check_training(workspace, samples, tmp_path / "out", tmp_path / name, name)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("name", CASES)
 def test_several_processes_train_like_one(trained, tmp_path, name):
     workspace, samples, out, _ = trained
+    check_training(workspace, samples, out, tmp_path, name)
+
+
+def check_training(workspace, samples, out, tmp_path, name):
+    """Train a case in this process: what several processes wrote to `out` must equal it."""
     case = CASES[name]
     expected = divided_cases.train(workspace, case, tmp_path, samples)["rows"]
     result = json.loads((out / name / "result.json").read_text())
@@ -174,3 +187,28 @@ def test_a_checkpoint_is_divided_anew_among_other_numbers_of_processes(prepared,
     assert ours.keys() == theirs.keys()
     for key, value in ours.items():
         assert (value - theirs[key]).norm() <= 1e-4 * max(1.0, float(value.norm())), key
+
+
+RANK_THAT_EXITS = """
+import atexit
+from saccade.utils.rank_exit import exit_rank
+
+class Finalized:
+    def __del__(self, print=print):
+        print("finalized")
+
+kept = Finalized()
+atexit.register(print, "at exit")
+exit_rank(3)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_exits_without_finalizing_the_interpreter():
+    """Or else a thread of gloo may abort it."""
+    done = subprocess.run([sys.executable, "-c", RANK_THAT_EXITS], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split("\n")) == (3, ["at exit", ""]), done.stderr
+    environment = {**os.environ, "TORCHELASTIC_RUN_ID": "none"}
+    for argument, returncode in (("--version", 0), ("--no-such-option", 2)):
+        command = [sys.executable, "-m", "saccade", argument]
+        assert subprocess.run(command, env=environment, capture_output=True, check=False).returncode == returncode

@@ -47,6 +47,7 @@ from saccade.reporting.console import (
 from saccade.runs.run_folder import Run
 from saccade.utils.files import convert_file_errors
 from saccade.utils.jsonl import write_json
+from saccade.utils.rank_exit import exit_rank
 
 MAX_REPLY_CHARS = 2000  # of a reply without an answer
 
@@ -139,7 +140,12 @@ app.command("rl", help="Reinforcement learning on tasks, from a model or from a 
 def main() -> None:
     """The entry point of `saccade`."""
     configure_environment()
-    app()
+    try:
+        app()
+    except SystemExit as request:
+        if "TORCHELASTIC_RUN_ID" not in os.environ:  # set by torchrun
+            raise
+        exit_rank(request.code if isinstance(request.code, int) else int(request.code is not None))
 
 
 @app.callback(invoke_without_command=True)
