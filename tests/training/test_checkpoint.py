@@ -248,6 +248,23 @@ def test_a_damaged_checkpoint_raises_with_its_path(workspace, run, tmp_path, fil
     assert str(folder / "sft/step-000002") in str(caught.value)
 
 
+def test_one_changed_byte_of_any_file_names_the_file(tmp_path, components, optimizer):
+    saved = save(tmp_path, 3, components, optimizer)
+    files = [path for path in sorted(saved.folder.rglob("*")) if path.is_file()]
+    assert {"checksums.json", "model.safetensors", "optimizer.pt", "trainer_state.json"} <= {f.name for f in files}
+    for file in files:
+        content = file.read_bytes()
+        for position in (0, len(content) // 2, len(content) - 1):
+            changed = bytearray(content)
+            changed[position] ^= 1
+            file.write_bytes(changed)
+            with raises(RunError, key=str(saved.folder)) as caught:
+                saved.restore(optimizer)
+            assert str(file) in str(caught.value)
+        file.write_bytes(content)
+    assert saved.restore(optimizer) == {}
+
+
 @pytest.mark.slow
 def test_after_deleting_a_checkpoint_the_run_resumes_from_the_previous_one(workspace, run, tmp_path):
     folder = tmp_path / "run"

@@ -16,7 +16,7 @@ from saccade.cli.terminal import err, out, print_tables, show_progress
 from saccade.data.hub import DEFAULT_ENDPOINT, HUB_PREFIX, HubClient
 from saccade.errors import ConfigError, DataError
 from saccade.reporting.console import print_text, show_progress_lines
-from saccade.utils.files import convert_file_errors
+from saccade.utils.files import convert_file_errors, write_text
 from saccade.utils.versions import find_package_version
 
 if TYPE_CHECKING:
@@ -315,8 +315,7 @@ def _show(
     item = resolve_media_paths(find_item(file, row, id), root or file.parent)
     out.print(escape(format_item(item)), soft_wrap=True)
     if page is not None:
-        with convert_file_errors(page):
-            page.write_text(render_item_page(item, file), encoding="utf-8")
+        write_text(page, render_item_page(item, file))
         out.print(f"wrote {escape(str(page))}", soft_wrap=True)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from saccade.data import parquet
 from saccade.data.importer import get_archive_folder
 from saccade.errors import DataError
-from saccade.utils.files import write_atomically
+from saccade.utils.files import write_atomically, write_text
 from saccade.utils.jsonl import require_file
 
 MEDIA_PREFIXES = ("longvt_source/", "museg/charades/", "museg/et_instruct_164k/", "selfqa/")
@@ -136,7 +136,7 @@ def materialize(
         missing_list.unlink(missing_ok=True)
         missing = tuple(sorted(rewriter.missing_files))
         if missing:
-            missing_list.write_text("".join(f"{name}\n" for name in missing), encoding="utf-8")
+            write_text(missing_list, "".join(f"{name}\n" for name in missing))
         path_counts = dict(sorted(rewriter.path_counts.items()))
         reports.append(MaterializeReport(file=source.name, rows=rows, path_counts=path_counts, missing_files=missing))
     return reports

@@ -31,7 +31,7 @@ from saccade.metrics.episode_metrics import get_accuracy, has_failed, is_undecid
 from saccade.protocols import Context, Environment, EnvironmentFactory, ScoreFn, SelectEnvironment
 from saccade.rollouts.collect import Launcher, collect
 from saccade.types import Group, SamplingParams, ScoredEpisode, Task, UngradedEpisode
-from saccade.utils.files import convert_file_errors
+from saccade.utils.files import convert_file_errors, create_folder
 from saccade.utils.hashing import compute_digest
 from saccade.utils.jsonl import append_jsonl, relativize_path, write_json
 from saccade.utils.text import join_examples
@@ -253,7 +253,7 @@ def _prepare_results(
 ) -> None:
     """Create the results folder, and write the weights of a limit and the manifest of a shard into it."""
     with convert_file_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        create_folder(path.parent)
         if weights := subset.compute_weights(tasks):
             weights.write_unless_covered(path)
         else:

@@ -14,7 +14,7 @@ import numpy as np
 from saccade.errors import DataError, convert_errors
 from saccade.media.image import encode_png
 from saccade.types import AnswerType, Media, MediaKind, Task
-from saccade.utils.files import convert_file_errors
+from saccade.utils.files import convert_file_errors, create_folder, write_atomically
 
 # Keys under which mappings hold a medium; content takes precedence over names.
 _CONTENT_KEYS = ("bytes", "path", "url", "uri", "image", "image_url", "image_path", "video", "video_url", "video_path")
@@ -139,6 +139,7 @@ def _write_content(content: bytes, suffix: str, folder: Path) -> str:
     file = folder / f"{sha256(content).hexdigest()[:24]}{suffix}"
     if not file.exists():
         with convert_file_errors(file):
-            folder.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
+            create_folder(folder)
+            with write_atomically(file, is_shared=True) as draft:
+                draft.write_bytes(content)
     return str(file)

@@ -224,7 +224,7 @@ class CachingMediaLoader:
         height, width, _ = pixels.shape
         width, height = fit_size(width, height, factor, budget)
         scaled = resize_image(Image.fromarray(pixels), width, height)
-        path = save_png(scaled, self.generated_dir or _get_temp_dir())
+        path = save_png(scaled, self.generated_dir or _get_temp_dir(), is_durable=bool(self.generated_dir))
         self._generated_files.put(Path(path), None, os.path.getsize(path))
         image = ImageRef(path=path, digest=hashing.compute_file_digest(path), time=None, width=width, height=height)
         self._cache_pixels(image, scaled)

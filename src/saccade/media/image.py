@@ -5,10 +5,10 @@ import hashlib
 import io
 import math
 import os
-import secrets
 import struct
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from saccade.errors import MediaError, convert_errors
 from saccade.media import hashing
 from saccade.protocols import PixelBudget
+from saccade.utils.files import create_folder, write_atomically
 
 MAX_PIXELS = 2**27  # pixels; a larger image is treated as a decompression bomb
 MAX_ASPECT_RATIO = 200
@@ -108,18 +109,20 @@ def _convert_to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def save_png(pixels: NDArray[np.uint8], folder: str) -> str:
-    """Save pixels (uint8 RGB [height, width, 3]) as a PNG named by its digest; return the path. Raises MediaError."""
+def save_png(pixels: NDArray[np.uint8], folder: str, *, is_durable: bool = False) -> str:
+    """Save pixels (uint8 RGB [height, width, 3]) as a PNG named by its digest; return the path. Raises MediaError.
+
+    An `is_durable` file survives a power cut: episodes in a run's folder refer to it.
+    """
     content = encode_png(pixels)
     path = os.path.join(folder, f"{hashlib.sha256(content).hexdigest()[:32]}.png")
     message = f"{path} can't be written; make room there, or give a folder that can be written to"
     with convert_errors(MediaError, message, key=path):
-        os.makedirs(folder, exist_ok=True)
+        create_folder(Path(folder))
         if not os.path.exists(path):
-            partial = f"{path}.{secrets.token_hex(4)}"
-            with open(partial, "wb") as file:
-                file.write(content)
-            os.replace(partial, path)  # episodes of a group may save the same image concurrently
+            # Episodes of a group may save the same image concurrently.
+            with write_atomically(Path(path), is_durable=is_durable, is_shared=True) as draft:
+                draft.write_bytes(content)
     return path
 
 

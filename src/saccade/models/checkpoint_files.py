@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,6 +18,7 @@ CHECKSUMS_FILE = "checksums.json"  # of a checkpoint: the bytes and the SHA-256 
 IGNORED_FILES = {"trainer_state.json", CHECKSUMS_FILE}  # the trainer's, beside the weights
 METADATA_SUFFIXES = {".json", ".jinja", ".txt"}  # config, tokenizer, template, image processor
 ADAPTERS_FILE = "adapters.safetensors"  # the trained adapters, which the weights contain
+_RESTORE_HINT = "restore it from a copy"
 _NUM_HASH_THREADS = 8  # hashing releases the GIL
 
 
@@ -73,12 +74,18 @@ def list_model_files(folder: Path) -> list[Path]:
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the checksums of every file in a folder and below."""
+    """Write the checksums of every file in a folder and below, and that of these checksums."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / CHECKSUMS_FILE]
     files = {path.relative_to(folder).as_posix(): path for path in paths}
     digests = _hash_files(files)
     content = {name: Checksum(bytes=path.stat().st_size, sha256=digests[name]) for name, path in files.items()}
-    write_json(folder / CHECKSUMS_FILE, content)
+    write_json(folder / CHECKSUMS_FILE, content | {CHECKSUMS_FILE: _checksum_entries(content)})
+
+
+def _checksum_entries(checksums: Mapping[str, Checksum]) -> Checksum:
+    """Return the checksum of checksums: without it a damaged one would accuse an intact file."""
+    entries = {name: asdict(checksum) for name, checksum in checksums.items()}
+    return Checksum(bytes=len(entries), sha256=compute_digest(entries))
 
 
 def verify_checksums(folder: Path, names: Collection[str] | None = None) -> None:
@@ -87,7 +94,6 @@ def verify_checksums(folder: Path, names: Collection[str] | None = None) -> None
     Compares the files of these `names` (None: all); files that were added later aren't compared. Reads every file
     (about a second per gigabyte and thread).
     """
-    fix = "restore it from a copy"
     checksums = read_checksums(folder)
     expected = {name: checksum for name, checksum in checksums.items() if names is None or name in names}
     for name, checksum in expected.items():
@@ -95,20 +101,26 @@ def verify_checksums(folder: Path, names: Collection[str] | None = None) -> None
         size = path.stat().st_size if path.is_file() else None
         if size != checksum.bytes:
             reason = "is missing" if size is None else f"has {size} bytes instead of {checksum.bytes}"
-            raise ModelError(f"{path} {reason}; {fix}", key=str(path), value=size)
+            raise ModelError(f"{path} {reason}; {_RESTORE_HINT}", key=str(path), value=size)
     for name, digest in _hash_files({name: folder / name for name in expected}).items():
         if digest != expected[name].sha256:
             path = folder / name
-            raise ModelError(f"{path} has another content than was written; {fix}", key=str(path), value=digest)
+            raise ModelError(
+                f"{path} has another content than was written; {_RESTORE_HINT}", key=str(path), value=digest
+            )
 
 
 def read_checksums(folder: Path) -> dict[str, Checksum]:
     """Return the checksums of a checkpoint's files by name. Raises ModelError if they can't be read."""
     path = folder / CHECKSUMS_FILE
     try:
-        return read_json(path, dict[str, Checksum], hint="it holds the checksums of the checkpoint's files")
+        checksums = read_json(path, dict[str, Checksum], hint="it holds the checksums of the checkpoint's files")
     except DataError as error:
         raise ModelError(str(error), key=str(path)) from error
+    own = checksums.pop(CHECKSUMS_FILE, None)
+    if own != _checksum_entries(checksums):
+        raise ModelError(f"{path} has another content than was written; {_RESTORE_HINT}", key=str(path), value=own)
+    return checksums
 
 
 def _hash_files(files: Mapping[str, Path]) -> dict[str, str]:

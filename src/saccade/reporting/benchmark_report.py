@@ -11,7 +11,7 @@ from saccade.engines.sampling_filters import NEUTRAL_VALUES
 from saccade.evaluation.benchmark_result import Scorecard, read_scorecards
 from saccade.metrics.statistics import Interval
 from saccade.metrics.tables import Bar, Table
-from saccade.utils.files import convert_file_errors, write_text
+from saccade.utils.files import convert_file_errors, write_atomically, write_text
 from saccade.utils.jsonl import write_json
 
 READING_GUIDE = (
@@ -103,8 +103,9 @@ def write_benchmark_report(folder: Path, *, metadata: Mapping[str, Any] | None =
     values = {"metadata": metadata, "warning": COMPARABILITY_WARNING, "evaluations": scorecards}
     write_json(path.with_suffix(".json"), {**values, "reference_scores": references})
     write_text(path.with_suffix(".md"), format_markdown(report, ["benchmarks.png"]))
-    with convert_file_errors(path.with_suffix(".png")):
-        path.with_suffix(".png").write_bytes(draw(fmt="png") or b"")
+    picture = path.with_suffix(".png")
+    with convert_file_errors(picture), write_atomically(picture, is_durable=False) as partial:
+        partial.write_bytes(draw(fmt="png") or b"")
     return write_text(path.with_suffix(".html"), render_template("report.html.j2", report=report))
 
 

@@ -10,10 +10,8 @@ The cache has one small file per reply, so that any number of processes can shar
 import asyncio
 import contextlib
 import json
-import os
 import re
 import secrets
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from saccade.errors import ConfigError, convert_errors
 from saccade.rewards.few_shot_prompts import PACKAGED_FOLDER, FewShotPrompts
 from saccade.rewards.text_normalization import format_question, strip_invisible
 from saccade.types import Episode, Ungraded
+from saccade.utils.files import write_atomically
 from saccade.utils.hashing import compute_digest
 from saccade.utils.http_client import RequestFailed
 from saccade.utils.openai_client import OpenAIClient, read_api_key
@@ -272,10 +271,9 @@ class Judge:
         if path is not None and is_cacheable(reply):
             with contextlib.suppress(OSError):
                 path.parent.mkdir(exist_ok=True)
-                handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".part")
-                with os.fdopen(handle, "w", encoding="utf-8") as file:  # question and answer are for people to read
-                    json.dump({"model": body["model"], **case, "verdict": reply}, file)
-                os.replace(partial, path)
+                content = json.dumps({"model": body["model"], **case, "verdict": reply})  # the case is for people
+                with write_atomically(path, is_durable=False, is_shared=True) as draft:
+                    draft.write_text(content, encoding="utf-8")
         return reply
 
 

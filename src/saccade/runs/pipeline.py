@@ -55,7 +55,7 @@ from saccade.training.demonstrations import DemonstrationReport
 from saccade.training.episode_log import EpisodeWriter
 from saccade.training.validation import ValidationSchedule
 from saccade.types import Demonstration, Task
-from saccade.utils.files import convert_file_errors
+from saccade.utils.files import convert_file_errors, create_folder
 from saccade.utils.jsonl import relativize_path
 
 if TYPE_CHECKING:
@@ -550,7 +550,7 @@ def _train_stage(
     run.mark_begun(stage_name)
     run.cut_metrics((stage_name, f"{stage_name}{STAGE_SUFFIX}"), last.step if last else 0)
     with convert_file_errors(folder / stage_name):
-        (folder / stage_name).mkdir(exist_ok=True)  # records that the stage was started
+        create_folder(folder / stage_name)  # records that the stage was started
     alarms, results = AlarmMonitor(run.recipe.alarms), _replay_log(run, stage_name)
     alarms.replay(results.training)
     alarms.replay(map(prefix_validation, results.validations.values()))

@@ -22,7 +22,7 @@ from saccade.config.paths import list_plugin_files, relativize_paths, resolve_pa
 from saccade.config.schema import Recipe
 from saccade.errors import DataError, RunError, convert_errors
 from saccade.metrics.metric_log import read_metric_rows
-from saccade.utils.files import convert_file_errors, write_text
+from saccade.utils.files import convert_file_errors, create_folder, write_atomically, write_text
 from saccade.utils.jsonl import append_jsonl, read_json, write_jsonl
 from saccade.utils.versions import collect_versions
 
@@ -86,7 +86,7 @@ class Run:
             )
         changed = run.diff_recipe(resumable_keys) if resume else {}
         with convert_file_errors(run.path):
-            run.path.mkdir(parents=True, exist_ok=True)
+            create_folder(run.path)
         invocations = run.read_invocations()
         invocation: dict[str, Any] = {"seed": recipe.seed, **collect_versions(), **(metadata or {})}
         invocation |= {"plugins": plugins} if (plugins := run._copy_plugins()) else {}
@@ -157,8 +157,9 @@ class Run:
         for path, digest in digests.items():
             copy = self._get_plugin_copy(path, digest)
             with convert_file_errors(copy):
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, copy)
+                create_folder(copy.parent)
+                with write_atomically(copy) as partial:
+                    shutil.copyfile(path, partial)
         return digests
 
     def _read_plugin_digests(self) -> dict[str, str]:

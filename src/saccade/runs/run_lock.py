@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from saccade.errors import RunError
-from saccade.utils.files import convert_file_errors
+from saccade.utils.files import convert_file_errors, create_folder
 
 TRAINING, REPORT = "training", "report"  # names of locks; that of an evaluation is `eval-NAME`
 _logger = logging.getLogger("saccade")
@@ -50,7 +50,7 @@ class RunLock:
 
     def _lock_file(self) -> None:
         with convert_file_errors(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            create_folder(self._path.parent)
             file_descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(file_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

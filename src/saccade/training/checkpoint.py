@@ -111,7 +111,8 @@ def save_checkpoint(
             if (target / KEEP_FILE).exists():
                 (part_folder / KEEP_FILE).touch()
             sync_tree(part_folder)
-            _delete_folder(target)
+            if target.exists():
+                os.replace(target, _get_trash(target))
             os.replace(part_folder, target)
         except Exception:
             shutil.rmtree(part_folder, ignore_errors=True)  # it would keep the disk full
@@ -186,6 +187,7 @@ def _link_best(folder: Path, target: Path) -> None:
         new_link.unlink(missing_ok=True)
         new_link.symlink_to(target.name)
         os.replace(new_link, link)
+        sync_path(folder)  # before the checkpoint that it pointed at is deleted
 
 
 def _delete_leftovers(folder: Path) -> None:
@@ -197,10 +199,15 @@ def _delete_leftovers(folder: Path) -> None:
 def _delete_folder(folder: Path) -> None:
     """Delete a checkpoint; if that is interrupted, the rest no longer looks like one."""
     if folder.exists():
-        trash = folder.with_name(f".{folder.name}.deleted")
+        trash = _get_trash(folder)
         shutil.rmtree(trash, ignore_errors=True)
         os.replace(folder, trash)
+        sync_path(folder.parent)  # or a power cut could undo the renaming, but not the deletion
         shutil.rmtree(trash)
+
+
+def _get_trash(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.deleted")
 
 
 def list_checkpoints(folder: Path) -> list[Checkpoint]:

@@ -1,7 +1,6 @@
 """A trace of one training step, written as a file that chrome://tracing and Perfetto open."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
-from saccade.utils.files import convert_file_errors
+from saccade.utils.files import convert_file_errors, write_atomically
 
 
 class StepTrace:
@@ -29,8 +28,7 @@ class StepTrace:
         threads = _ExperimentalConfig(profile_all_threads=True)
         with profile(activities=activities, acc_events=True, experimental_config=threads) as profiler:
             yield
-        part = self._path.with_name(f"{self._path.name}.part")
         with convert_file_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            profiler.export_chrome_trace(str(part))
-            os.replace(part, self._path)
+            with write_atomically(self._path, is_durable=False) as part:
+                profiler.export_chrome_trace(str(part))

@@ -8,7 +8,9 @@ without the second one the old file. Everything that a run can't do without is w
 
 import contextlib
 import errno
+import itertools
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,26 +31,31 @@ OS_ERROR_HINTS = {
 def write_text(path: Path, text: str) -> Path:
     """Write a file durably and create its folder. Raises RunError with the path as key."""
     with convert_file_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        create_folder(path.parent)
         # Two processes may write the same file, such as an id or a report.
-        with _replace_on_success(path.with_name(f".{path.name}.{os.getpid()}.draft"), path) as draft:
+        with write_atomically(path, is_shared=True) as draft:
             draft.write_text(text, encoding="utf-8")
     return path
 
 
+def create_folder(folder: Path) -> None:
+    """Create a folder and its parents durably: without a sync a power cut may lose the folder with all in it."""
+    missing = list(itertools.takewhile(lambda path: not path.exists(), (folder, *folder.parents)))
+    folder.mkdir(parents=True, exist_ok=True)
+    for created in missing:
+        sync_path(created.parent)
+
+
 @contextlib.contextmanager
-def write_atomically(target: Path, *, is_durable: bool = True) -> Iterator[Path]:
+def write_atomically(target: Path, *, is_durable: bool = True, is_shared: bool = False) -> Iterator[Path]:
     """Yield a temporary path that is renamed to `target` on success and deleted on failure.
 
-    `is_durable=False` saves the two fsyncs for a file that can be written again, such as one of an archive.
+    `is_durable=False` saves the two fsyncs for a file that can be written again, such as one of an archive;
+    `is_shared` is for a file that other threads or processes may write at the same time.
     """
     # Next to the target: a rename is atomic only within one file system.
-    with _replace_on_success(target.with_name(target.name + ".part"), target, is_durable=is_durable) as partial:
-        yield partial
-
-
-@contextlib.contextmanager
-def _replace_on_success(partial: Path, target: Path, *, is_durable: bool = True) -> Iterator[Path]:
+    name = f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.draft" if is_shared else f"{target.name}.part"
+    partial = target.with_name(name)
     try:
         yield partial
         if is_durable:

@@ -1,7 +1,6 @@
 """Write H.264 mp4 files; the same frames give the same bytes (one encoder thread, no dates)."""
 
 import itertools
-import os
 from collections.abc import Iterable
 from fractions import Fraction
 from pathlib import Path
@@ -10,6 +9,7 @@ import av
 
 from saccade.data.synthetic.render import Frames
 from saccade.errors import MediaError, convert_errors
+from saccade.utils.files import write_atomically
 
 KEYFRAME_INTERVAL_SECONDS = 8  # costs few bits, and readers can still seek close to any time
 
@@ -21,8 +21,11 @@ def write_video(path: Path, frames: Iterable[Frames], fps: float) -> None:
     rate = Fraction(fps).limit_denominator(1001)
     # One thread, so that the bytes depend on the frames alone; "fastdecode" because a clip is decoded many times.
     options = {"preset": "veryfast", "tune": "fastdecode", "crf": "20", "bf": "0", "threads": "1"}
-    partial = path.with_name(path.name + ".part")
-    with convert_errors(MediaError, f"{path} can't be written"), av.open(str(partial), "w", format="mp4") as container:
+    with (
+        convert_errors(MediaError, f"{path} can't be written"),
+        write_atomically(path) as partial,
+        av.open(str(partial), "w", format="mp4") as container,
+    ):
         stream = container.add_stream("libx264", rate=rate, options=options)
         stream.height, stream.width = first.shape[:2]
         stream.pix_fmt = "yuv420p"
@@ -30,4 +33,3 @@ def write_video(path: Path, frames: Iterable[Frames], fps: float) -> None:
         for array in itertools.chain([first], remaining):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(array, format="rgb24")))
         container.mux(stream.encode())
-    os.replace(partial, path)

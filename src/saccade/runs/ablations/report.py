@@ -30,7 +30,7 @@ from saccade.runs.ablations.results import (
     load_results,
 )
 from saccade.runs.ablations.schedule import Ablation, estimate_minutes
-from saccade.utils.files import convert_file_errors, write_text
+from saccade.utils.files import convert_file_errors, write_atomically, write_text
 from saccade.utils.jsonl import read_jsonl
 
 INTERVAL_NOTE = (
@@ -103,7 +103,8 @@ def write_report(folder: Path, ablation: Ablation, failures: Mapping[str, str]) 
         for old in (folder / "plots").glob("*.png"):
             old.unlink()
         for plot, path in zip(plots, plot_paths, strict=True):
-            (folder / path).write_bytes(plot.draw(fmt="png") or b"")
+            with write_atomically(folder / path, is_durable=False) as partial:
+                partial.write_bytes(plot.draw(fmt="png") or b"")
     values = {
         "warnings": report.warnings,
         "ablation": ablation.model_dump(mode="json"),

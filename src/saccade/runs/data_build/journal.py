@@ -20,7 +20,7 @@ from saccade.errors import BrokenEngineError, EngineError, SaccadeError
 from saccade.ledger import ImageRef, Ledger, Message
 from saccade.protocols import ChatEngine
 from saccade.types import Completion, FinishReason, GenerationRequest, SamplingParams
-from saccade.utils.files import convert_file_errors
+from saccade.utils.files import convert_file_errors, create_folder
 from saccade.utils.hashing import compute_digest
 from saccade.utils.jsonl import append_jsonl, read_jsonl
 
@@ -57,7 +57,7 @@ class Journal(Generic[ItemT]):
     def __init__(self, path: Path, item_type: type[ItemT]) -> None:
         self.path = path
         with convert_file_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            create_folder(path.parent)
         items = read_jsonl(path, item_type, skip_truncated_line=True) if path.exists() else []
         self.items = {item.key: item for item in items}
 
