@@ -6,18 +6,21 @@ import json
 from dataclasses import replace
 
 import pytest
+from archive_cases import build_tar
 from commands import bad, fail, good, run
 from error_cases import raises
 
 import saccade
 from saccade.checks.run_checks import check_recipe
 from saccade.config.load import load_recipe, parse_yaml
+from saccade.data.archives import Archive, unpack
 from saccade.data.constant_baseline import compute_wording_baselines
+from saccade.data.dataset import require_gradable
 from saccade.data.option_shuffle import restore_options
 from saccade.data.visibility import is_answerable
 from saccade.environments.openenv import Openenv
 from saccade.environments.prompt import load_subtitles
-from saccade.errors import ConfigError, DataError, MediaError, RunError
+from saccade.errors import ConfigError, DataError, EnvironmentServerError, MediaError, RunError
 from saccade.media.subtitles import read_cues
 from saccade.models import tiny
 from saccade.reporting.episode_view import build_timeline
@@ -25,6 +28,8 @@ from saccade.runs.run_folder import Run
 from saccade.testing import build_example_episodes
 from saccade.training.episode_log import read_rollouts
 from saccade.types import Media, Task
+from saccade.utils.http_client import RequestFailed
+from saccade.utils.openai_client import OpenAIClient
 
 LEVELS = "".join(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 20))
 CHAIN = "".join(f"a{level}: &a{level} [*a{level - 1}]\n" for level in range(1, 500))
@@ -252,3 +257,40 @@ def build_task(**fields):
 def test_arguments_of_an_environments_reset_that_are_no_mapping_are_refused():
     with raises(DataError, key="extras.reset", value=7):
         asyncio.run(Openenv(url="http://127.0.0.1:9").reset(build_task(extras={"reset": 7}), None))
+
+
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz"])
+def test_a_compressed_archive_with_a_damaged_byte_is_used_or_refused(tmp_path, suffix):
+    content = build_tar({"a.txt": bytes(range(256)) * 256}, f"w:{suffix}")
+    archive = Archive(name=f"a.tar.{suffix}", parts=(f"a.tar.{suffix}",))
+    num_refused = 0
+    for position in range(0, len(content), 1 + len(content) // 40):
+        damaged = bytes([*content[:position], content[position] ^ 0xFF, *content[position + 1 :]])
+        (tmp_path / archive.name).write_bytes(damaged)
+        try:
+            unpack(tmp_path, archive, tmp_path / str(position))
+        except DataError as error:
+            num_refused += error.key == str(tmp_path / archive.name)
+    assert num_refused > 20
+
+
+def test_a_server_at_a_port_beyond_the_last_is_refused(tmp_path):
+    client = OpenAIClient(base_url="http://127.0.0.1:99999/v1", timeout=5.0)
+    with pytest.raises(RequestFailed, match="65535"):
+        asyncio.run(client.create_chat_completion({}))
+    with raises(EnvironmentServerError, key="environment.settings.url"):
+        asyncio.run(Openenv(url="http://127.0.0.1:99999").reset(build_task(), None))
+
+
+@pytest.mark.parametrize(
+    ("answer_type", "truth"),
+    [
+        ("grounding", (0.0, float("inf"))),
+        ("grounding", (float("-inf"), 3.0)),
+        ("box", (0.0, 0.0, float("inf"), 1.0)),
+        ("box", (0.0, float("nan"), 1.0, 1.0)),
+    ],
+)
+def test_a_ground_truth_without_end_is_refused(answer_type, truth):
+    with raises(DataError, key="ground_truth"):
+        require_gradable(build_task(answer_type=answer_type, ground_truth=truth), "a.jsonl")

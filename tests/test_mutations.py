@@ -22,7 +22,12 @@ import mutation_surfaces
 import pytest
 from mutation_surfaces import REFUSALS, SURFACES
 
-COUNTS = {"files of a run (report)": 6, "recipe files": 40, "OpenEnv messages": 40}  # the slow ones; others: COUNT
+COUNTS = {
+    "files of a run (report)": 6,
+    "recipe files": 40,
+    "OpenEnv messages": 40,
+    "episode pages": 8,
+}  # the slow ones; others: COUNT
 COUNT = 60  # mutations of each surface
 MAX_SECONDS, MAX_GROWTH = 10, 2**30  # of one input: its time, and the address space that it may add
 

@@ -17,6 +17,7 @@ import lzma
 import re
 import shutil
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -36,7 +37,10 @@ _ARCHIVE_NAME_PATTERN = re.compile(rf"(?P<whole>.+{_ARCHIVE_SUFFIX_PATTERN}){_PA
 _UNSUPPORTED_NAME_PATTERN = re.compile(
     r"(?P<whole>.+)\.(?:(?:7z|rar)(?:\.\d{3})?|(?P<volume>[zr]\d{2,3}))", re.IGNORECASE
 )
-_READ_ERRORS = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError)
+_READ_ERRORS = (
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError),
+    *(ValueError, IndexError, OverflowError, struct.error),  # zipfile's for damaged directories
+)
 _CHUNK_BYTES = 2**20  # held in memory at a time
 
 ProgressCallback = Callable[[int, str], None]  # number of files unpacked from an archive so far, the archive's name
@@ -206,7 +210,9 @@ def _explain_read_errors(path: Path) -> Iterator[None]:
     """Turn errors of zipfile and tarfile into DataError."""
     try:
         yield
-    except _READ_ERRORS as error:
+    except (*_READ_ERRORS, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of a file; gzip's and bz2's for damaged data have no number
         # The last volume of a split ZIP ends in .zip, the others in .z01, .z02, ...
         if "multiple disks" in str(error) or path.with_suffix(".z01").is_file():
             raise DataError(explain_manual_unpacking([str(path.with_suffix(".z01"))]), key=str(path)) from error
@@ -228,6 +234,9 @@ def _iterate_members(archive: Archive, file: IO[bytes]) -> Iterator[tuple[str, i
     with tarfile.open(fileobj=file, mode="r:*") as tar_file:
         for member in filter(tarfile.TarInfo.isreg, tar_file):
             yield member.name, member.size, functools.partial(tar_file.extractfile, member)
+        # A compressed stream's checksum is at its end, which tarfile doesn't read.
+        while tar_file.fileobj is not None and tar_file.fileobj.read(_CHUNK_BYTES):
+            pass
 
 
 def _iterate_chunks(source: IO[bytes]) -> Iterator[bytes]:

@@ -158,7 +158,7 @@ class Openenv(ConfiguredEnvironment):
             details = ErrorDetails.model_validate(answer["data"])
         except TimeoutError as error:
             raise self.build_error(f"did not answer within {self.settings.timeout:g} seconds") from error
-        except (OSError, WebSocketException) as error:
+        except (OSError, WebSocketException, OverflowError) as error:  # a port beyond 65535
             raise self.build_error(f"can't be reached: {error}") from error
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise self.build_error(f"sent no OpenEnv message: {error}") from error

@@ -36,6 +36,7 @@ if find_spec("sniffio") is None:
 T = TypeVar("T")
 _MAX_BACKOFF = 60.0  # seconds between two tries
 _MAX_RESPONSE_BYTES = 8 * 2**20  # of a response; a chat completion of 100,000 tokens has less than one
+_MAX_PORT = 65535
 _MAX_ERROR_BYTES = 2**16  # of a response with another status than 200
 _MAX_ERROR_CHARS = 300  # of a server's error message
 _POOL_SIZE = 4  # connections of one httpx client
@@ -202,6 +203,9 @@ class HttpClient:
     ) -> bytes:
         url = f"{self.base_url.rstrip('/')}/{path.lstrip('/')}"
         try:
+            for address in filter(None, (url, self.proxy)):
+                if (httpx.URL(address).port or 0) > _MAX_PORT:  # connecting would raise an OverflowError
+                    raise httpx.InvalidURL(f"a port is at most {_MAX_PORT}")
             async with (
                 asyncio.timeout(self.timeout),
                 client.stream(method, url, params=query, **_encode_body(body)) as response,

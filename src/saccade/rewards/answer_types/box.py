@@ -1,6 +1,7 @@
 """Score visual search: the IoU of a box with the ground-truth box."""
 
 import json
+import math
 import re
 from typing import Any, ClassVar, Literal
 
@@ -78,6 +79,7 @@ class BoxAnswer(AnswerFormat):
         return (
             isinstance(ground_truth, tuple)
             and len(ground_truth) == 4
+            and all(map(math.isfinite, ground_truth))
             and ground_truth[0] < ground_truth[2]
             and ground_truth[1] < ground_truth[3]
         )

@@ -1,5 +1,6 @@
 """Score temporal grounding: the IoU of a time span with the ground-truth span."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, cast
@@ -36,7 +37,9 @@ class GroundingAnswer(AnswerFormat):
     @classmethod
     def is_valid(cls, ground_truth: object) -> bool:
         """Return whether it is a start and a later end."""
-        return isinstance(ground_truth, tuple) and len(ground_truth) == 2 and ground_truth[0] < ground_truth[1]
+        if not isinstance(ground_truth, tuple) or len(ground_truth) != 2:
+            return False
+        return -math.inf < ground_truth[0] < ground_truth[1] < math.inf
 
     @classmethod
     def parse_ground_truth(cls, value: Any) -> tuple[float, float] | None:
