@@ -34,8 +34,8 @@ logging.getLogger("mine").warning("a reward was loaded")
 class Command:
     """`saccade rl` in a process of its own; its descendants are recognized by a variable of their environment."""
 
-    def __init__(self, folder, model, url, *overrides, **environment):
-        recipe = small_rl(folder, model, url, *SMALL, *overrides, engine="sglang")
+    def __init__(self, folder, model, url, *overrides, engine="sglang", **environment):
+        recipe = small_rl(folder, model, url, *SMALL, *overrides, engine=engine)
         with (folder / "variety.py").open("a") as file:
             file.write(LOG)
         (folder / "recipe.yaml").write_text(dump_recipe(recipe))
@@ -161,4 +161,16 @@ def test_a_killed_driver_costs_no_episode_and_leaves_no_process(tiny_folder, tmp
         os.kill(command.find_driver(), signal.SIGKILL)
         command.wait()
     assert_equal_rows(command.read_rows(), rows_without_ray)
+    command.wait_for_last_process()
+
+
+def test_workers_sample_from_vllm(vllm_server, tmp_path):
+    """Real weight syncs: the trainer recomputes the logprob of every token that workers sampled."""
+    config = vllm_server.config
+    command = Command(tmp_path, Path(config.model), config.url, *RAY, engine="vllm")
+    command.wait()
+    rows = command.read_rows()
+    assert [row["step"] for row in rows] == [1, 2]
+    assert min(row["grad_norm"] for row in rows) > 0
+    assert max(row["engine_trainer_logprob_diff_max"] for row in rows) <= 1e-3
     command.wait_for_last_process()
