@@ -128,6 +128,8 @@ def test_the_card_holds_what_the_run_measured(run, exported):
     assert row["step"] == 2
     assert f"- torch: {entry['torch']}" in text
     assert "step: 3 of 3" in text
+    rows = Run.open(run).read_json("data_digests.json")["sources"]["data.demonstrations"][-1]
+    assert f"{rows['count']} rows, digest {rows['digest']}" in text
     assert "## Evaluation" in text
     assert "constant-answer baseline" in text
     assert "## Validation" not in text  # step 3 has none

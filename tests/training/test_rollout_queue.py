@@ -9,11 +9,13 @@ from error_cases import raises
 from training_cases import RecordingEngine, alternate, with_reward
 from virtual_time import run_in_virtual_time
 
+from saccade.config.schema import CheckpointConfig
 from saccade.engines.scripted import Scripted
 from saccade.errors import ConfigError
 from saccade.protocols import Done, Environment, Observation
 from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.training import checkpoint, policy_update, rl
+from saccade.training.checkpoint_writer import CheckpointWriter
 from saccade.training.distributed.backbone import create_optimizer
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.training.rollout_batch import RolloutBatch
@@ -264,7 +266,15 @@ def test_the_work_of_the_trainer_does_not_count_towards_the_timeout(workspace, t
                 pending_batches=(),
                 initial_weights_folder=str(workspace.root / "model"),
             )
-            await rl.save_trainer_state(tmp_path, components, optimizer, state, ValidationSchedule())
+            writer = CheckpointWriter(
+                folder=tmp_path,
+                backbone=components.backbone,
+                optimizer=optimizer,
+                policy=CheckpointConfig(background=False),
+                get_scores=ValidationSchedule().get_scores,
+            )
+            with components.clock.pause():
+                await writer.save(rl.describe_step(tmp_path, state))
             assert checkpoint.find_newest_checkpoint(tmp_path).step == 1
         else:
             await rl.update_engine_weights(components, 1, restart_on_update)

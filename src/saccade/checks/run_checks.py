@@ -298,14 +298,19 @@ def _estimate_states(planned_run: PlannedRun) -> dict[str, dict[str, int]]:
 
 
 def _check_memory(planned_run: PlannedRun) -> str:
-    """Return the memory of each stage. Raises RunError if it exceeds the device's even without activations."""
+    """Return the memory of each stage. Raises RunError if it exceeds the device's even without activations.
+
+    While a checkpoint is written in the background, the CPU's memory holds a copy of what it holds.
+    """
     device, memory = planned_run.recipe.model.device, math.inf
+    host_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if device == "cpu":
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = host_memory
     elif device.startswith("cuda"):
         memory = torch.cuda.get_device_properties(device).total_memory
-    needed = {stage: sum(state.values()) for stage, state in _estimate_states(planned_run).items()}
-    for stage, size in needed.items():
+    texts = []
+    for stage, state in _estimate_states(planned_run).items():
+        size, copy = sum(state.values()), _count_checkpoint_bytes(state)
         if size > memory:
             raise RunError(
                 f"{stage} needs {format_bytes(size)} plus activations, and {device} has {format_bytes(memory)}; train "
@@ -313,7 +318,22 @@ def _check_memory(planned_run: PlannedRun) -> str:
                 key="model.device",
                 value=device,
             )
-    return "; ".join(f"{stage} needs {format_bytes(size)} plus activations" for stage, size in needed.items())
+        texts.append(f"{stage} needs {format_bytes(size)} plus activations")
+        if not getattr(planned_run.recipe, stage).checkpoints.background:
+            continue
+        if copy + (size if device == "cpu" else 0) > host_memory:
+            raise RunError(
+                f"{stage} copies {format_bytes(copy)} to write a checkpoint in the background, and the CPU has "
+                f"{format_bytes(host_memory)}; set {stage}.checkpoints.background=false",
+                key=f"{stage}.checkpoints.background",
+                value=True,
+            )
+        texts[-1] += f", and {format_bytes(copy)} on the CPU while a checkpoint is written"
+    return "; ".join(texts)
+
+
+def _count_checkpoint_bytes(state: Mapping[str, int]) -> int:
+    return state["weights"] + state["optimizer_state"] + state["master_weights"]
 
 
 def _check_disk(planned_run: PlannedRun) -> str:
@@ -321,7 +341,7 @@ def _check_disk(planned_run: PlannedRun) -> str:
     recipe, total, peak = planned_run.recipe, 0, 0
     for stage, state in _estimate_states(planned_run).items():
         settings = recipe.sft if stage == "sft" else recipe.rl
-        size = state["weights"] + state["optimizer_state"] + state["master_weights"]
+        size = _count_checkpoint_bytes(state)
         interval, num_kept = recipe.validation.every, count_kept_checkpoints(settings)
         validated = range(interval, settings.steps + 1, interval) if interval else range(0)
         num_written = sum(is_saved(i, settings, is_validated=i in validated) for i in range(1, settings.steps + 1))

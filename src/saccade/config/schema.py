@@ -432,6 +432,9 @@ class CheckpointConfig(Section):
     mode: Literal["max", "min"] = "max"  # whether the largest or the smallest value of `metric` is the best
     every: NonNegativeInt = 0  # interval of further checkpoints that are saved and kept, steps; 0 = off
     keep: tuple[PositiveInt, ...] = ()  # steps whose checkpoints are saved and kept
+    # whether a checkpoint is written while the training continues, from a copy of weights and optimizer in the memory
+    # of the CPU; false = the training waits, without a copy
+    background: bool = True
 
 
 class StageConfig(Section):

@@ -13,6 +13,7 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -210,14 +211,17 @@ class Backbone:
 
         If the weights are sharded among processes, all of them must call it, and rank 0 writes (see `checkpoint_io`).
         """
-        with convert_errors(
-            ModelError, f"the model can't be written to {folder}; free some space, or choose another folder"
-        ):
+        with _convert_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             adapters = self._gather_adapters()
             if checkpoint_io.is_rank_zero():
-                self._save_metadata(folder, adapters)
+                self.save_metadata(folder, adapters)
             checkpoint_io.write_weights(self.model, folder, dtype=self.policy.compute_dtype)
+
+    def stage(self) -> "StagedModel":
+        """Return a copy of the model in the CPU's memory, to be written while this one is trained."""
+        adapters = {name: checkpoint_io.copy_to_cpu(value) for name, value in self._gather_adapters().items()}
+        return StagedModel(self, adapters, self.copy_layers_to_cpu())
 
     def export_adapters(self, folder: Path) -> None:
         """Write the adapters alone into a folder, in peft's format; collective like `save`."""
@@ -230,7 +234,8 @@ class Backbone:
         weights = lora.get_adapter_weights(self.model)
         return {name: checkpoint_io.gather_tensor(value) for name, value in weights.items()}
 
-    def _save_metadata(self, folder: Path, adapters: Mapping[str, Tensor]) -> None:
+    def save_metadata(self, folder: Path, adapters: Mapping[str, Tensor]) -> None:
+        """Write everything of a checkpoint but the weights: configs, tokenizer, processor, and the adapters."""
         config = self.model.config
         config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
         config.dtype = self.policy.compute_dtype
@@ -380,3 +385,24 @@ def _enable_activation_checkpointing(model: nn.Module) -> None:
     for layer in layers:
         layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedModel:
+    """A copy of a model's weights: adapters by name, and the layers, in which they are merged."""
+
+    backbone: Backbone
+    adapters: Mapping[str, Tensor]
+    layers: Sequence[Mapping[str, Tensor]]
+
+    def save(self, folder: Path) -> None:
+        """Write what `Backbone.save` would have written when the copy was made."""
+        with _convert_write_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.backbone.save_metadata(folder, self.adapters)
+            checkpoint_io.write_layers(map(dict, self.layers), folder)
+
+
+def _convert_write_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
+    message = f"the model can't be written to {folder}; free some space, or choose another folder"
+    return convert_errors(ModelError, message)

@@ -10,7 +10,7 @@ and `SHARD_BYTES` bytes.
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,20 +110,28 @@ def write_weights(
 
     Rank 0 writes; all processes return when it is done. Raises OSError if there is no room.
     """
+    layers = _gather_layers(model, dtype)
+    if is_rank_zero():
+        write_layers(layers, folder, shard_bytes=shard_bytes)
+    else:
+        for values in layers:
+            values.clear()  # free the layer before the next is gathered
+    if _is_distributed():
+        distributed.barrier()
+
+
+def write_layers(layers: Iterable[dict[str, Tensor]], folder: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write layers of weights like `write_weights`; each is freed before the next is read."""
     pending: dict[str, Tensor] = {}
     shards: list[dict[str, int]] = []  # the bytes of each file's weights, by name
-    for values in _gather_layers(model, dtype):
-        if is_rank_zero():
-            pending |= values
-        values.clear()  # free the layer before the next is gathered
+    for values in layers:
+        pending |= values
+        values.clear()
         if sum(value.nbytes for value in pending.values()) >= shard_bytes:
             shards.append(_write_shard(pending, _get_temporary_path(folder, len(shards))))
     if pending:
         shards.append(_write_shard(pending, _get_temporary_path(folder, len(shards))))
-    if is_rank_zero():
-        _rename_shards(folder, shards)
-    if _is_distributed():
-        distributed.barrier()
+    _rename_shards(folder, shards)
 
 
 def _get_temporary_path(folder: Path, shard_index: int) -> Path:
@@ -154,6 +162,11 @@ def _rename_shards(folder: Path, shards: Sequence[Mapping[str, int]]) -> None:
         (folder / _INDEX_NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
+def copy_to_cpu(value: Tensor) -> Tensor:
+    """Return a copy of a tensor in the CPU's memory, which shares no storage with it."""
+    return value.detach().to("cpu", copy=True)
+
+
 def copy_layers_to_cpu(model: Any, dtype: torch.dtype | None = None) -> tuple[dict[str, Tensor], ...]:
     """Copy a model's layers to the CPU, in order, each gathered and by its names in a checkpoint.
 
@@ -162,9 +175,7 @@ def copy_layers_to_cpu(model: Any, dtype: torch.dtype | None = None) -> tuple[di
     copies: list[dict[str, Tensor]] = []
     for values in _gather_layers(model, dtype):
         if is_rank_zero():
-            copies.append(
-                {name: torch.empty(value.shape, dtype=value.dtype).copy_(value) for name, value in values.items()}
-            )
+            copies.append({name: copy_to_cpu(value) for name, value in values.items()})
         values.clear()  # free the layer before the next is gathered
     return tuple(copies)
 

@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 from saccade.config.load import dump_recipe
+from saccade.data.digests import DIGESTS_FILE, DataDigests
 from saccade.errors import ConfigError, ModelError, RunError
 from saccade.evaluation.benchmark_result import SCORECARD_SUFFIX, read_scorecards
 from saccade.evaluation.records import format_fingerprint
@@ -29,6 +30,7 @@ from saccade.runs.run_folder import Run
 from saccade.runs.validation import STAGE_SUFFIX
 from saccade.training.checkpoint import LAST_STEP, Checkpoint, find_checkpoint, list_checkpoints
 from saccade.utils.files import convert_file_errors, write_folder_atomically
+from saccade.utils.jsonl import read_json
 
 _STAGES = ("rl", "sft")  # the last one trained first
 _MODEL_CONFIGS = ("config.json", "generation_config.json")
@@ -111,9 +113,18 @@ def _describe(run: Run, stage: str, checkpoint: Checkpoint, *, is_adapter: bool)
         step=checkpoint.step,
         recipe=run.recipe,
         recipe_text=dump_recipe(run.recipe, run.path),
-        metadata=collect_metadata(run.path),
+        metadata={**collect_metadata(run.path), **_describe_data(run)},
         evaluations={name: value for name, value in evaluations.items() if name not in scorecards},
         scorecards={name: card for name, card in scorecards.items() if name in evaluations},
         validation=validations[-1] if validations else {},
         is_adapter=is_adapter,
     )
+
+
+def _describe_data(run: Run) -> dict[str, str]:
+    """Return the rows and the digest of each data file that the run has recorded last."""
+    path = run.path / DIGESTS_FILE
+    if not path.exists():
+        return {}
+    recorded = read_json(path, DataDigests, hint="restore it, or delete it to export without the data's digests")
+    return {key: f"{rows[-1].count} rows, digest {rows[-1].digest}" for key, rows in recorded.sources.items() if rows}

@@ -49,10 +49,20 @@ async def run_in_thread(function: Callable[[CheckCancelled], T], description: st
             raise Cancelled
 
     future = run_in_daemon_thread(lambda: function(check_cancelled), "saccade-update")
+    return await wait_for_thread(future, description, on_cancel=is_cancelled.set)
+
+
+async def wait_for_thread(
+    future: asyncio.Future[T], description: str, *, on_cancel: Callable[[], None] = lambda: None
+) -> T:
+    """Return the result of a thread's function, also if the caller is cancelled meanwhile, as `run_in_thread` does.
+
+    `on_cancel` is called then, before the wait for the function's end.
+    """
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        is_cancelled.set()
+        on_cancel()
         _logger.warning("Stopping: %s ends first; press Ctrl-C again to stop at once", description)
         try:
             await asyncio.wait((future,))

@@ -10,29 +10,34 @@ newest, and refuses it unless every file has the content that was written.
 
 import contextlib
 import json
-import logging
 import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from saccade.config.schema import CheckpointConfig, RlConfig, SftConfig
-from saccade.errors import ModelError, RunError, SaccadeError, convert_errors
+from saccade.errors import ModelError, RunError, convert_errors
 from saccade.models.checkpoint_files import check_weights, verify_checksums, write_checksums
 from saccade.utils.files import sync_path, sync_tree
 
 if TYPE_CHECKING:  # reports list checkpoints without torch
-    from saccade.models.backbone import Backbone
     from saccade.training.distributed.backbone import DividedOptimizer
     from saccade.training.optimizer import Optimizer
 
 KEEP_FILE = "keep"  # a checkpoint that contains this file is never deleted
 BEST_LINK = "best"
 LAST_STEP = "last"
-_logger = logging.getLogger("saccade")
+
+
+class Savable(Protocol):
+    """A model, an optimizer, or a copy of one."""
+
+    def save(self, folder: Path) -> None:
+        """Write its files into a checkpoint's folder."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +89,16 @@ def save_checkpoint(
     folder: Path,
     *,
     step: int,
-    backbone: "Backbone",
-    optimizer: "Optimizer | DividedOptimizer",
+    backbone: Savable,
+    optimizer: Savable,
     trainer_state: Mapping[str, Any],
     write_extra_files: Callable[[Path], None] = lambda part_folder: None,
     policy: CheckpointConfig = CheckpointConfig(),  # noqa: B008 (frozen)
     scores: Mapping[int, float] | None = None,
 ) -> Checkpoint:
     """Write checkpoint `step`, with `write_extra_files`, and delete those that the policy drops. Raises RunError.
+
+    `backbone` and `optimizer` may be copies (see `checkpoint_writer`).
 
     `scores` maps validated steps to the metric by which the policy finds the best ones.
     """
@@ -121,20 +128,6 @@ def save_checkpoint(
             sync_path(parent)
         prune_checkpoints(folder, policy, scores or {})
     return Checkpoint(step=step, folder=target)
-
-
-@contextlib.contextmanager
-def log_failure(cause: BaseException) -> Iterator[None]:
-    """Log that the checkpoint in the block can't be written, since `cause`, which stops the run, is what is raised."""
-    try:
-        yield
-    except SaccadeError as error:
-        if str(error) == str(cause):  # the checkpoint itself is what failed
-            return
-        if isinstance(cause, SaccadeError):
-            _logger.warning("The last steps are lost: %s", error)
-        else:  # Ctrl-C
-            raise
 
 
 def prune_checkpoints(folder: Path, policy: CheckpointConfig, scores: Mapping[int, float]) -> None:

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils._pytree import tree_map_only
 
 from saccade.config.schema import OptimizerConfig
 from saccade.errors import RunError
@@ -31,6 +33,17 @@ def compute_learning_rate(settings: OptimizerConfig, step: int, num_steps: int) 
     else:
         decay = 1.0 - progress if settings.schedule == "linear" else 1.0
     return settings.lr * warmup * decay
+
+
+@dataclass(frozen=True, slots=True)
+class StagedOptimizer:
+    """A copy of an optimizer's state."""
+
+    state: Mapping[str, Any]
+
+    def save(self, folder: Path) -> None:
+        """Write what `Optimizer.save` would have written when the copy was made."""
+        torch.save(self.state, folder / STATE_FILE)
 
 
 class Optimizer:
@@ -138,6 +151,10 @@ class Optimizer:
     def save(self, folder: Path) -> None:
         """Write the state into a checkpoint's folder."""
         torch.save(self.state_dict(), folder / STATE_FILE)
+
+    def stage(self) -> "StagedOptimizer":
+        """Return a copy of the state in the CPU's memory, to be written while the optimizer is used."""
+        return StagedOptimizer(tree_map_only(Tensor, checkpoint_io.copy_to_cpu, self.state_dict()))
 
     def restore(self, folder: Path) -> None:
         """Read what `save` wrote. Raises RunError if several processes wrote the checkpoint."""

@@ -19,10 +19,9 @@ A step depends only on the seed, its number, the weights and the checkpoint (`Tr
 uninterrupted one. The exceptions are `max_staleness` and `over_provision`, where the training data depend on timing.
 """
 
-import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +34,7 @@ from saccade.algorithms.group_advantages import (
 from saccade.algorithms.group_filter import filter_by_advantage, resolve_filters
 from saccade.algorithms.policy_loss import resolve_loss
 from saccade.config.schema import Recipe, RlConfig
-from saccade.errors import ConfigError, DataError, SaccadeError
+from saccade.errors import ConfigError, DataError
 from saccade.media.relocation import map_media_paths
 from saccade.protocols import Engine
 from saccade.rollouts.components import TrainingComponents
@@ -43,8 +42,9 @@ from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.rollouts.runner import run_episode
 from saccade.training import checkpoint
 from saccade.training.alarms import AlarmMonitor
-from saccade.training.background import Abandoned, CheckCancelled, defer_interrupt, run_in_thread
+from saccade.training.background import CheckCancelled, defer_interrupt, run_in_thread
 from saccade.training.checkpoint import Checkpoint
+from saccade.training.checkpoint_writer import CheckpointWriter, FinishedStep, save_on_stop
 from saccade.training.distributed.backbone import (
     DividedBackbone,
     DividedOptimizer,
@@ -113,7 +113,6 @@ async def train(
     """
     validation, alarms = validation or ValidationSchedule(), alarms or AlarmMonitor()
     settings = components.recipe.rl
-    policy = settings.checkpoints
     if not tasks:
         files = components.recipe.data.train
         raise DataError(f"data.train={files} holds no tasks, and RL needs at least one", key="data.train", value=files)
@@ -129,17 +128,26 @@ async def train(
     restart_on_update = RestartOnUpdate()
     timed_components = replace(components, score_fn=timer.score_fn)
     queue = build_rollout_queue(timed_components, tasks, state, on_groups, on_rollouts, restart_on_update)
+    writer = CheckpointWriter(
+        folder=folder,
+        backbone=components.backbone,
+        optimizer=optimizer,
+        policy=settings.checkpoints,
+        get_scores=validation.get_scores,
+    )
     async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(writer.close)
         stack.push_async_callback(validation.cancel)
         await validation.start(state.num_finished_steps, components.engine, components.backbone)
         stack.push_async_callback(queue.close)
         while state.num_finished_steps < settings.steps:
             step = state.num_finished_steps + 1
+            writer.check()
             optimizer.start_step(state.num_finished_steps)
             num_tokens_before = queue.num_sampled_tokens
             timer.start_step()
             with trace.record(step) if trace else contextlib.nullcontext():
-                async with save_on_stop(folder, components, optimizer, state, validation):
+                async with save_state_on_stop(writer, state):
                     batch = await queue.get()
                     timer.end_phase("rollout")
                     samples, metrics = build_training_samples(batch, components)
@@ -152,9 +160,7 @@ async def train(
                     **(report.as_metrics() if report else {}),
                 }
                 log_row = partial(log_step, row)
-                async with save_on_stop(
-                    folder, components, optimizer, state, validation, rollout_queue=queue, log_step=log_row
-                ):
+                async with save_state_on_stop(writer, state, rollout_queue=queue, log_step=log_row):
                     if validation.is_running:  # it samples from the weights that the sync replaces
                         await validation.finish()
                         timer.end_phase("validation_wait")
@@ -171,14 +177,16 @@ async def train(
             log_step(row)
             # Before the validation, which may take long, and during which a kill would lose the steps before it.
             if checkpoint.is_saved(step, settings, is_validated=validation.is_due(step)):
-                await save_trainer_state(folder, components, optimizer, state, validation)
-            async with save_on_stop(folder, components, optimizer, state, validation):
+                # The episodes in progress share the process with the copy, and a write without a copy.
+                with components.clock.pause():
+                    await writer.save(describe_step(folder, state))
+            async with save_state_on_stop(writer, state):
                 await validation.start(step, components.engine, components.backbone)
                 if validation.is_due(step):
-                    checkpoint.prune_checkpoints(folder, policy, validation.get_scores(policy.metric))
+                    await writer.prune()
                 alarms.raise_stop()
         await validation.finish()
-        checkpoint.prune_checkpoints(folder, policy, validation.get_scores(policy.metric))
+        await writer.prune()
         alarms.raise_stop()
 
 
@@ -330,53 +338,10 @@ def advance_trainer_state(state: TrainerState, rollout_queue: RolloutQueue) -> T
     )
 
 
-@contextlib.asynccontextmanager
-async def save_on_stop(
-    folder: Path,
-    components: TrainingComponents,
-    optimizer: Optimizer | DividedOptimizer,
-    state: TrainerState,
-    validation: ValidationSchedule,
-    *,
-    rollout_queue: RolloutQueue | None = None,
-    log_step: Callable[[], None] = lambda: None,
-) -> AsyncIterator[None]:
-    """Write a checkpoint if Ctrl-C or a SaccadeError stops the block, e.g. because the engine's servers are down.
-
-    It holds `state`; or, with a `rollout_queue`, the state after one more step, whose metrics `log_step` writes. A
-    block that has begun to change the weights leaves neither: nothing is written then.
-    """
-    num_updates = optimizer.num_updates
-    try:
-        yield
-    except Abandoned:
-        raise
-    except (SaccadeError, asyncio.CancelledError) as error:
-        if optimizer.num_updates == num_updates:
-            if rollout_queue:
-                log_step()
-                state = advance_trainer_state(state, rollout_queue)
-            last = checkpoint.find_newest_checkpoint(folder)
-            if state.num_finished_steps > (last.step if last else 0):  # else this state is already saved, or empty
-                with checkpoint.log_failure(error):
-                    await save_trainer_state(folder, components, optimizer, state, validation)
-        raise
-
-
-async def save_trainer_state(
-    folder: Path,
-    components: TrainingComponents,
-    optimizer: Optimizer | DividedOptimizer,
-    state: TrainerState,
-    validation: ValidationSchedule,
-) -> None:
-    """Write a checkpoint of the run in a thread, while rollouts continue; return when it is on the disk.
-
-    The clock of the episodes in progress is paused: they share the process with the thread.
-    """
+def describe_step(folder: Path, state: TrainerState) -> FinishedStep:
+    """Return what a checkpoint below `folder` holds of a state."""
     run = folder.resolve().parent  # paths inside it are stored relative, so that the run can be moved
     initial_weights = relativize_path(folder.resolve(), state.initial_weights_folder, run)
-    policy = components.recipe.rl.checkpoints
 
     def write_pending(part_folder: Path) -> None:
         # The temporary folder is a sibling of the final one, so relative paths stay valid.
@@ -388,20 +353,36 @@ async def save_trainer_state(
             part_folder / PENDING_GROUPS, [map_media_paths(group, relativize) for group in state.pending_groups]
         )
 
-    with components.clock.pause():
-        await run_in_thread(
-            lambda _: checkpoint.save_checkpoint(
-                folder,
-                step=state.num_finished_steps,
-                backbone=components.backbone,
-                optimizer=optimizer,
-                trainer_state={**asdict(state.prompt_sampler), "initial_weights_folder": initial_weights},
-                write_extra_files=write_pending,
-                policy=policy,
-                scores=validation.get_scores(policy.metric),
-            ),
-            "the checkpoint",
-        )
+    return FinishedStep(
+        step=state.num_finished_steps,
+        trainer_state={**asdict(state.prompt_sampler), "initial_weights_folder": initial_weights},
+        write_extra_files=write_pending,
+    )
+
+
+def save_state_on_stop(
+    writer: CheckpointWriter,
+    state: TrainerState,
+    *,
+    rollout_queue: RolloutQueue | None = None,
+    log_step: Callable[[], None] = lambda: None,
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """Write a checkpoint if the block is stopped, as `save_on_stop` does.
+
+    It holds `state`; or, with a `rollout_queue`, the state after one more step, whose metrics `log_step` writes. A
+    block that has begun to change the weights leaves neither.
+    """
+    num_updates = writer.optimizer.num_updates
+
+    def find_unsaved() -> FinishedStep | None:
+        if writer.optimizer.num_updates != num_updates:
+            return None
+        if not rollout_queue:
+            return describe_step(writer.folder, state)
+        log_step()
+        return describe_step(writer.folder, advance_trainer_state(state, rollout_queue))
+
+    return save_on_stop(writer, find_unsaved)
 
 
 def load_reference(components: TrainingComponents, state: TrainerState) -> Reference | DividedReference | None:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,13 @@ from torch import Tensor
 
 from saccade.config.schema import SftConfig
 from saccade.environments.task_environments import TaskEnvironments
-from saccade.errors import DataError, SaccadeError
+from saccade.errors import DataError
 from saccade.protocols import Context
 from saccade.rollouts.components import TrainingComponents, apply_sft_settings
 from saccade.training import checkpoint
 from saccade.training.alarms import AlarmMonitor
-from saccade.training.background import Abandoned, CheckCancelled, run_in_thread
+from saccade.training.background import CheckCancelled, run_in_thread
+from saccade.training.checkpoint_writer import CheckpointWriter, FinishedStep, save_on_stop
 from saccade.training.demonstrations import (
     DemonstrationReport,
     check_demonstrations,
@@ -83,18 +84,30 @@ async def train(
     state = last.restore(optimizer) if last is not None else {}
     first_step = last.step if last else 0
     progress = Progress(num_finished_steps=first_step, position=int(state.get("next_position", 0)))
-    save = partial(save_trainer_state, folder, components, optimizer, validation, progress)
+    writer = CheckpointWriter(
+        folder=folder,
+        backbone=components.backbone,
+        optimizer=optimizer,
+        policy=policy,
+        get_scores=validation.get_scores,
+    )
+
+    def find_unsaved() -> FinishedStep | None:
+        return progress.describe() if optimizer.num_updates == progress.num_updates else None
+
     by_context = group_by_context(demonstrations)
     async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(writer.close)
         stack.push_async_callback(validation.cancel)
         await start_validation(components, validation, first_step)
         batches = await stack.enter_async_context(
             contextlib.aclosing(iterate_batches(components, by_context, first_step, progress.position))
         )
-        await stack.enter_async_context(save_on_stop(folder, optimizer, progress, save))
+        await stack.enter_async_context(save_on_stop(writer, find_unsaved))
         draw_start = time.perf_counter()
         async for step, samples, next_position in batches:
             train_start = time.perf_counter()
+            writer.check()
             optimizer.start_step(step)
             with trace.record(step + 1) if trace else contextlib.nullcontext():
                 update = partial(update_model, components, samples, settings, optimizer)
@@ -117,14 +130,14 @@ async def train(
             # but after earlier ones, whose checkpoints the policy can't compare yet.
             if checkpoint.is_saved(step + 1, settings, is_validated=is_due):
                 await validation.finish()
-                await save()
+                await writer.save(progress.describe())
             await start_validation(components, validation, step + 1)
             if is_due:
-                checkpoint.prune_checkpoints(folder, policy, validation.get_scores(policy.metric))
+                await writer.prune()
             alarms.raise_stop()
             draw_start = time.perf_counter()
         await validation.finish()
-        checkpoint.prune_checkpoints(folder, policy, validation.get_scores(policy.metric))
+        await writer.prune()
         alarms.raise_stop()
 
 
@@ -140,49 +153,9 @@ class Progress:
         """Record that a step has finished."""
         self.num_finished_steps, self.position, self.num_updates = num_finished_steps, position, num_updates
 
-
-@contextlib.asynccontextmanager
-async def save_on_stop(
-    folder: Path, optimizer: Optimizer | DividedOptimizer, progress: Progress, save: Callable[[], Awaitable[None]]
-) -> AsyncIterator[None]:
-    """Write a checkpoint of the last finished step if Ctrl-C or a SaccadeError stops the block.
-
-    If an update of the next step has begun to change the weights, nothing is written.
-    """
-    try:
-        yield
-    except Abandoned:
-        raise
-    except (SaccadeError, asyncio.CancelledError) as error:
-        last = checkpoint.find_newest_checkpoint(folder)
-        is_unsaved = progress.num_finished_steps > (last.step if last else 0)
-        if is_unsaved and optimizer.num_updates == progress.num_updates:
-            with checkpoint.log_failure(error):
-                await save()
-        raise
-
-
-async def save_trainer_state(
-    folder: Path,
-    components: TrainingComponents,
-    optimizer: Optimizer | DividedOptimizer,
-    validation: ValidationSchedule,
-    progress: Progress,
-) -> None:
-    """Write a checkpoint in a thread; return when it is on the disk."""
-    policy = components.recipe.sft.checkpoints
-    await run_in_thread(
-        lambda _: checkpoint.save_checkpoint(
-            folder,
-            step=progress.num_finished_steps,
-            backbone=components.backbone,
-            optimizer=optimizer,
-            trainer_state={"next_position": progress.position},
-            policy=policy,
-            scores=validation.get_scores(policy.metric),
-        ),
-        "the checkpoint",
-    )
+    def describe(self) -> FinishedStep:
+        """Return what a checkpoint of the last finished step holds."""
+        return FinishedStep(step=self.num_finished_steps, trainer_state={"next_position": self.position})
 
 
 async def start_validation(components: TrainingComponents, validation: ValidationSchedule, step: int) -> None:
