@@ -270,7 +270,7 @@ def test_nodes_have_copies_of_the_weights_and_share_the_micro_batches():
 def test_waves_in_the_docs_are_todays():
     header, _, *rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in (Path(__file__).parents[2] / "docs/scaling.md").read_text().splitlines()
+        for line in (Path(__file__).parents[2] / "docs/scaling.md").read_text().split("\n## ")[1].splitlines()
         if line.startswith("|")
     ]
     for name, num_rows, *cells in rows:

@@ -409,8 +409,16 @@ def _estimate_training(
 def estimate_waves(training: TrainingCost, num_ranks: int) -> tuple[int, float]:
     """Return the waves of a pass over a step's micro-batches, and the share of the ranks' time without one.
 
-    A micro-batch takes time by its tokens with padding; a wave as long as its longest. Mini-batches have equal shares
-    of the rows. What ranks do together, such as the optimizer's update, isn't counted.
+    What ranks do together, such as the optimizer's update, isn't counted.
+    """
+    waves, num_tokens = list_wave_tokens(training, num_ranks)
+    return len(waves), 1 - num_tokens / (num_ranks * sum(waves))
+
+
+def list_wave_tokens(training: TrainingCost, num_ranks: int) -> tuple[list[int], int]:
+    """Return the tokens of each wave's longest micro-batch, and those of all micro-batches; both with padding.
+
+    A micro-batch takes time by its tokens; a wave as long as its longest. Mini-batches have equal shares of the rows.
     """
     num_tokens, waves = 0, list[int]()
     for first in range(training.num_mini_batches):
@@ -419,7 +427,7 @@ def estimate_waves(training: TrainingCost, num_ranks: int) -> tuple[int, float]:
         lengths = sorted((len(row_lengths[part]) * row_lengths[part.start] for part in parts), reverse=True)
         num_tokens += sum(lengths)
         waves += lengths[::num_ranks]
-    return len(waves), 1 - num_tokens / (num_ranks * sum(waves))
+    return waves, num_tokens
 
 
 def compute_tree_sizes(conversation: ConversationSize, num_episodes: int, pack_length: int) -> list[int]:

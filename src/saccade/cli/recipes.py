@@ -91,6 +91,21 @@ def _check(
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of a node, among which training divides the model.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes; each has a copy of the divided model.")] = 1,
+    servers: Annotated[
+        int | None,
+        typer.Option(min=1, max=4096, help="Servers of the simulated steps, a GPU each; 1, 2, 4, … by default."),
+    ] = None,
+    up_to: Annotated[
+        int,
+        typer.Option("--up-to", min=0, max=4096, help="Simulate clusters of 1 to this many GPUs, each best divided."),
+    ] = 0,
+    costs: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Simulate with the costs that this run measured, not with those of an H100."),
+    ] = None,
+    costs_gpus: Annotated[
+        int, typer.Option("--costs-gpus", min=1, help="GPUs on which the run of --costs trained.")
+    ] = 1,
     video: Annotated[str, typer.Option(help="Size of a video, width x height in pixels.")] = "1920x1080",
     question: Annotated[int, typer.Option(min=0, help="Tokens of a question with its options.")] = 64,
     reply: Annotated[int | None, typer.Option(min=1, help="Tokens of a usual reply; the maximum by default.")] = None,
@@ -98,7 +113,10 @@ def _check(
         int | None, typer.Option(min=0, help="Calls of a usual tool turn; the maximum by default.")
     ] = None,
 ) -> None:
-    """Check recipes, and print the tokens, images and memory of their steps; no weights are loaded."""
+    """Check recipes, and print the tokens, images and memory of their steps; no weights are loaded.
+
+    With several GPUs, steps per hour on H100s are simulated for recipes with RL on a GPU.
+    """
     settings = [word for word in names or () if "=" in word]
     recipe_names = [word for word in names or () if "=" not in word] or list_recipes()
     video_size, failed, recipes = _parse_video_size(video), list[str](), dict[str, Recipe]()
@@ -117,15 +135,21 @@ def _check(
     from saccade.checks.estimates import PlanAssumptions
     from saccade.checks.plan import NOTE, build_plan
     from saccade.checks.run_checks import check_recipe
+    from saccade.checks.scaling import measure_run, simulate_recipe
 
     assumptions = PlanAssumptions(
         video_size=video_size, question_tokens=question, reply_tokens=reply, calls_per_turn=calls
     )
+    measured = None if costs is None else measure_run(costs, costs_gpus)
     for name, recipe in recipes.items():
         try:
             check_recipe(recipe)
             # The model path of a run's recipe is relative to the run's folder.
-            print_tables(build_plan(name, recipe, assumptions, gpus=gpus, nodes=nodes, model_root=Path(name).parent))
+            root = Path(name).parent
+            print_tables(build_plan(name, recipe, assumptions, gpus=gpus, nodes=nodes, model_root=root))
+            if gpus * nodes > 1 or servers or up_to or measured:
+                shape = (gpus * nodes, servers, up_to)
+                print_tables(simulate_recipe(recipe, assumptions, *shape, model_root=root, measured=measured))
         except SaccadeError as error:
             report_failure(name, error)
     if len(failed) < len(recipe_names):
