@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from commands import good
 from polling import block_until
+from ray_cluster import RayCluster
 from sglang_server import server
 from small_rl import small_rl
 
@@ -116,11 +117,7 @@ def test_a_cluster_of_its_own_is_brought_down_with_the_run(tiny_folder, tmp_path
 
 
 def test_a_running_cluster_is_left_running(tiny_folder, tmp_path, rows_without_ray):
-    from ray.cluster_utils import Cluster
-
-    options = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=options)
-    try:
+    with RayCluster(nodes=1, num_cpus=2) as cluster:
         with server(tiny_folder) as served:
             overrides = [*RAY, "rollouts.ray.address=auto"]
             command = Command(tmp_path, Path(tiny_folder), served.url, *overrides, RAY_ADDRESS=cluster.address)
@@ -129,8 +126,6 @@ def test_a_running_cluster_is_left_running(tiny_folder, tmp_path, rows_without_r
         status = good("cluster", "status", "--address", cluster.address)
         assert "no rollout worker" in status
         command.wait_for_last_process()
-    finally:
-        cluster.shutdown()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

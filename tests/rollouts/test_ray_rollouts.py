@@ -14,6 +14,7 @@ import pytest
 from commands import fail, good
 from error_cases import raises
 from PIL import Image
+from ray_cluster import RayCluster
 
 from saccade import sandbox
 from saccade.config.load import load_recipe
@@ -52,13 +53,8 @@ def group_place(group, *, log: str) -> list[float]:
 def cluster():
     """A head and a second node, each with room for one worker."""
     pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
-    from ray.cluster_utils import Cluster
-
-    options = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=options)
-    cluster.add_node(**options)
-    yield cluster
-    cluster.shutdown()
+    with RayCluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -303,23 +299,15 @@ def change_during(log, change):
     thread.join()
 
 
-def make_cluster(**head_options):
-    from ray.cluster_utils import Cluster
-
-    options = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={**options, **head_options})
-    return cluster, cluster.add_node(**options)
-
-
 @pytest.mark.soak
 def test_a_removed_node_costs_no_finished_group(tiny_folder, tasks, tmp_path, local_groups):
     pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
-    cluster, node = make_cluster()
+    cluster = RayCluster()
     settings = {"rollouts.ray.max_episodes": GROUP_SIZE, "rollouts.ray.lease_timeout": 12.0}
     settings |= {"rollouts.ray.scoring": "trainer"}
     recipe = make_recipe(tiny_folder, tmp_path, latency=2.0)
     try:
-        with change_during(tmp_path / "log", lambda: cluster.remove_node(node, allow_graceful=False)):
+        with change_during(tmp_path / "log", cluster.remove_node):
             groups, metrics, _ = run_on_ray(recipe, tmp_path, tasks, cluster.address, ray=settings)
     finally:
         cluster.shutdown()
@@ -332,16 +320,16 @@ def test_a_removed_node_costs_no_finished_group(tiny_folder, tasks, tmp_path, lo
 @pytest.mark.soak
 def test_a_restarted_head_costs_no_finished_group(tiny_folder, tasks, tmp_path, local_groups):
     pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
-    clusters = [make_cluster()[0]]
+    clusters = [RayCluster()]
     port = int(clusters[0].address.rpartition(":")[2])
 
     finished = []
 
-    def record_and_restart(index, group):  # in the main thread, which Ray needs to start a node
+    def record_and_restart(index, group):
         finished.append(index)
         if len(finished) == 1:
             clusters.pop().shutdown()
-            clusters.append(make_cluster(gcs_server_port=port)[0])
+            clusters.append(RayCluster(gcs_server_port=port))
 
     settings = {"rollouts.ray.max_episodes": GROUP_SIZE, "rollouts.ray.lease_timeout": 12.0}
     try:

@@ -561,6 +561,14 @@ def test_evaluation_may_use_another_engine():
         check_recipe(recipe)
 
 
+@pytest.fixture
+def default_sigterm():
+    previous = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, previous)
+
+
+@pytest.mark.usefixtures("default_sigterm")
 @pytest.mark.parametrize("is_blocking", [False, True])  # an update in the main thread ends first
 def test_sigterm_stops_a_run_like_ctrl_c(is_blocking):
     events = []

@@ -55,6 +55,7 @@ LOG_FILE = "logs/ray.log"  # of a run: what the driver and all workers print
 _LIBRARY_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_PROGRESS_BARS")
 _CANCEL_SECONDS = 30.0  # to wait for the finished episodes of a cancelled group
 _CLOSE_SECONDS = 20.0  # for the driver to end
+_CONNECTION_SECONDS = 180.0  # for a driver to connect; Ray's own call may wait forever
 _FIRST_CONNECTION_SECONDS = 60.0  # as long as the cluster could never be reached: it seems that none was started
 _MAX_BACKOFF = 15.0  # seconds between two drivers
 _logger = logging.getLogger("saccade")
@@ -326,7 +327,8 @@ class RayLauncher:
         try:
             while True:
                 # A driver that connects may wait for the head; one that is connected reports regularly.
-                timeout = self._config.lease_timeout if self._is_connected else self._config.down_timeout
+                connecting = min(self._config.down_timeout, _CONNECTION_SECONDS)
+                timeout = self._config.lease_timeout if self._is_connected else connecting
                 async with asyncio.timeout(timeout):
                     message = await inbox.get()
                 if message is None:
