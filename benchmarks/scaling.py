@@ -1,159 +1,115 @@
-"""Compare the simulated time of a step with real runs on 1, 2 and 4 servers, and write the tables of docs/scaling.md.
+"""Compare the simulated time of a step with real runs on 1, 2 and 4 rollout workers; plot it for docs/scaling.md.
 
-    python benchmarks/scaling.py [--sigma 0.7] [--plots docs/images]
+    python benchmarks/scaling.py [--rounds 1] [--plots docs/images]
 
-The tiny model trains on groups of direct answers about real clips. Each server has `--slots` slots, keeps a group to
-itself, and replies after log-normal times with the median `--seconds`; so two cores are no bottleneck. The simulation
-has the servers' true times; those of training, weight sync and the rest of a step are measured in each run, so that
-other load on the machine affects both sides alike. A step is the mean of all but the first three and the last one.
+`saccade rl` trains the tiny model with workers of a Ray cluster: two turns of code in a sandbox, then an answer. Each
+worker has room for one group, so sampling is faster with more of them. Replies and code mostly wait
+(`_paced_engine.py`), so two cores are no bottleneck. Costs are those that `recipes check --costs RUN` reads from a
+run's log and its stored episodes: once from the run with one worker, which predicts the others, and once from each run
+itself, whose training has the same load of the machine. A step is the mean of all but the first three and the last one.
 """
 
-import asyncio
 import json
-import math
+import os
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from _common import describe_machine, parser, show
 from matplotlib.figure import Figure
-from stragglers import load_components
-from streaming import Measurement, measure
 
 from saccade.checks.estimates import PlanAssumptions
-from saccade.checks.scaling import ClusterPlan, ClusterPlanner
-from saccade.checks.simulation import Cluster, Conversation, LogNormal, StageCosts, Workload, simulate
+from saccade.checks.scaling import ClusterPlan, ClusterPlanner, MeasuredRun, measure_run
 from saccade.config.load import load_recipe
-from saccade.config.schema import SyntheticConfig
+from saccade.config.schema import Recipe, SyntheticConfig
 from saccade.data.synthetic import generate_dataset
-from saccade.engines.scripted import Scripted
 from saccade.models.tiny import make_tiny_model
-from saccade.protocols import Renderer
 from saccade.reporting.plots import encode_figure
-from saccade.types import Completion, GenerationRequest
+from saccade.runs import pipeline
 
-TOKEN_SECONDS = 1e-3  # of the simulated servers, whose replies have as many tokens as they take milliseconds
 NUM_SIMULATED = 200  # steps
 SKIPPED = 3  # steps at the start of a run
-SERVERS = (1, 2, 4)
-MODES: dict[str, dict[str, Any]] = {
-    "in turns": {"max_staleness": 0},
-    "barrier": {"max_staleness": 2},
-    "streaming": {"max_staleness": 2, "streaming": True},
+WORKERS = (1, 2, 4)
+MODES = {
+    "in turns": ("rl.max_staleness=0",),
+    "barrier": ("rl.max_staleness=2",),
+    "streaming": ("rl.max_staleness=2", "rl.streaming=true"),
 }
 USUAL = {"paravt/para_grpo": PlanAssumptions(reply_tokens=256, calls_per_turn=2)}
+REWARD = """
+def variety(episode):
+    return sum(episode.ledger.sampled_tokens()) % 97 / 97
+"""
 
 
-class SlotServers(Scripted):
-    """Servers with slots; a group in progress keeps its server, a new one gets that with the fewest requests."""
-
-    def __init__(self, renderer: Renderer, servers: int, slots: int, median: float, sigma: float) -> None:
-        super().__init__(renderer, replies=lambda ledger: "<answer>red</answer>")
-        self._slots = [asyncio.Semaphore(slots) for _ in range(servers)]
-        self._num_requests, self._servers = [0] * servers, dict[str, tuple[int, int]]()
-        self._median, self._sigma = median, sigma
-
-    async def generate(self, request: GenerationRequest) -> Completion:
-        """Return the reply after its time, drawn from the request's seed."""
-        group = request.ledger.prefix(1).prefix_hashes()[0]
-        server, count = self._servers.get(group, (int(np.argmin(self._num_requests)), 0))
-        self._servers[group] = server, count + 1
-        self._num_requests[server] += 1
-        try:
-            async with self._slots[server]:
-                normal = np.random.default_rng(request.sampling.seed).standard_normal()
-                await asyncio.sleep(self._median * math.exp(self._sigma * normal))
-        finally:
-            self._num_requests[server] -= 1
-            self._servers[group] = server, self._servers[group][1] - 1
-            if not self._servers[group][1]:
-                del self._servers[group]
-        return await super().generate(request)
+def make_recipe(folder: Path, run: Path, chosen: Any, mode: str, workers: int, seed: int) -> Recipe:
+    """Return the recipe of a run in the folder `run`, on the model and the data in `folder`."""
+    engine = Path(__file__).with_name("_paced_engine.py")
+    settings = [
+        f"seed={seed}",
+        "model.num_threads=1",
+        f"engine.name={engine}",
+        f"engine.settings={{token_seconds: {chosen.token_seconds}, sigma: {chosen.sigma}}}",
+        f"rewards={{{folder / 'variety.py'}: {{weight: 1.0}}}}",
+        "sampling.max_tokens=400",
+        "environment.settings.max_context_tokens=2000",
+        f"rl={{steps: {chosen.steps}, save_every: {chosen.steps}, prompts_per_step: {chosen.prompts}}}",
+        f"rl={{group_size: {chosen.group_size}, filters: {{reward_std: null, statuses: null}}}}",
+        "rollouts.launcher=ray",
+        f"rollouts.ray={{workers: {workers}, max_episodes: {chosen.group_size}, cpus_per_worker: 0, "
+        "lease_timeout: 600}",
+        "episodes.keep=1000",
+        "validation.every=0",
+        *MODES[mode],
+    ]
+    recipe = load_recipe("tiny/pyvision_video", settings)
+    return pipeline.with_paths(recipe, folder=run, model=folder / "model", data=folder / "synthetic")
 
 
-def get_step_seconds(run: Measurement) -> float:
-    """Return the mean seconds of a step."""
-    return (run.ends[-2][0] - run.ends[SKIPPED - 1][0]) / (len(run.ends) - 1 - SKIPPED)
+def train(folder: Path, recipe: Recipe) -> float:
+    """Train, and return the mean seconds of a step."""
+    ends = list[float]()
+    pipeline.rl(folder, recipe, on_step=lambda step, metrics: ends.append(time.perf_counter()))
+    return (ends[-2] - ends[SKIPPED - 1]) / (len(ends) - 1 - SKIPPED)
 
 
-def build_simulation(chosen: Any, mode: str, run: Measurement) -> tuple[Workload, StageCosts]:
-    """Describe the runs of a mode, with the costs of the trainer in one run."""
-    rows = run.rows[SKIPPED:-1]
-    train, sync = (statistics.mean(row[f"seconds/{phase}"] for row in rows) for phase in ("train", "weight_sync"))
-    waited = statistics.mean(row["seconds/rollout"] for row in rows)
-    # In turns, the reward's time isn't part of `seconds/rollout`.
-    score = statistics.mean(row["seconds/reward"] for row in rows) if mode == "in turns" else 0.0
-    mean = chosen.seconds * math.exp(chosen.sigma**2 / 2) / TOKEN_SECONDS
-    nothing = LogNormal(mean=0.0)
-    workload = Workload(
-        groups_per_round=chosen.prompts,
-        launched_per_round=chosen.prompts,
-        rounds_per_step=1,
-        group_size=chosen.group_size,
-        prompts=[Conversation(prompt_tokens=0, num_frames=0)],
-        reply_tokens=LogNormal(mean=mean, sigma=chosen.sigma),
-        tool_turns=0,
-        calls_per_turn=0,
-        tokens_per_result=0,
-        sub_agent=None,
-        max_staleness=MODES[mode]["max_staleness"],
-        is_streaming=MODES[mode].get("streaming", False),
-        waits_for_stale=True,
-        max_groups_in_progress=0,
-        packed_tokens=0,
-        num_updates=0,
-        weight_bytes=0,
-    )
-    costs = StageCosts(
-        decode_step=TOKEN_SECONDS,
-        decode_step_per_reply=0.0,
-        prefill_token=0.0,
-        max_replies=chosen.slots,
-        tool_call=nothing,
-        frame=0.0,
-        score=nothing,
-        packed_token=0.0,
-        trained_token=train,  # a wave of one token
-        optimizer_step=0.0,
-        sync_byte=0.0,
-        sync=sync,
-        step=max(get_step_seconds(run) - waited - train - sync, score),
-    )
-    return workload, costs
+def predict(recipe: Recipe, measured: MeasuredRun) -> float:
+    """Return the simulated seconds of a step of the recipe."""
+    planner = ClusterPlanner(recipe, PlanAssumptions(), measured=measured, num_steps=NUM_SIMULATED)
+    return planner.simulate(1, 1).result.seconds_per_step
 
 
 def compare(chosen: Any, folder: Path) -> list[dict[str, Any]]:
-    """Run all modes with each number of servers, and simulate them."""
-    size = f"rl={{prompts_per_step: {chosen.prompts}, group_size: {chosen.group_size}, steps: {chosen.steps}}}"
-    fixed = (size, f"rl.save_every={chosen.steps}", f"model.num_threads={chosen.threads}")
+    """Run all modes with each number of workers, and simulate them."""
     rows = list[dict[str, Any]]()
-    for mode, changes in MODES.items():
-        for servers in SERVERS:
-            runs = list[Measurement]()
-            for seed in range(chosen.rounds):
-                components, tasks = load_components(folder, *fixed)
-                engine = SlotServers(components.renderer, servers, chosen.slots, chosen.seconds, chosen.sigma)
-                runs.append(measure(replace(components, engine=engine), tasks, seed, changes))
-            cluster = Cluster(wave_tokens=1, wave_idle=0.0, servers=servers)
-            simulated = statistics.mean(
-                simulate(*build_simulation(chosen, mode, run), cluster, num_steps=NUM_SIMULATED).seconds_per_step
-                for run in runs
-            )
-            measured = statistics.mean(map(get_step_seconds, runs))
+    for mode in chosen.modes:
+        seconds = dict[int, list[tuple[float, float, float]]]()
+        for seed in range(chosen.rounds):
+            first: MeasuredRun | None = None
+            for workers in WORKERS:
+                run = folder / f"{mode.replace(' ', '-')}-{workers}-{seed}"
+                recipe = make_recipe(folder, run, chosen, mode, workers, seed)
+                measured_seconds, own = train(run, recipe), measure_run(run, 1)
+                first = first or own
+                row = measured_seconds, predict(recipe, first), predict(recipe, own)
+                print(mode, workers, seed, row, own, flush=True)
+                seconds.setdefault(workers, []).append(row)
+        for workers, values in seconds.items():
+            measured, predicted, own_seconds = map(statistics.mean, zip(*values, strict=True))
             rows.append(
                 {
                     "mode": mode,
-                    "servers": servers,
+                    "workers": workers,
                     "measured s a step": measured,
-                    "simulated s a step": simulated,
-                    "difference": simulated / measured - 1,
-                    "steps": sum(len(run.ends) - 1 - SKIPPED for run in runs),
-                    "seeds": len(runs),
+                    "predicted from one worker": predicted,
+                    "error": predicted / measured - 1,
+                    "simulated with its own costs": own_seconds,
+                    "error, own costs": own_seconds / measured - 1,
+                    "runs": len(values),
                 }
             )
     return rows
@@ -171,17 +127,18 @@ def plot(folder: Path, rows: Sequence[dict[str, Any]], clusters: dict[str, list[
     """Write the two plots of docs/scaling.md."""
     figure = Figure(figsize=(4.2, 3.2), layout="constrained")
     axes = figure.subplots()
-    for mode, marker in zip(MODES, "osD", strict=True):
+    modes = dict.fromkeys(row["mode"] for row in rows)
+    for mode, marker in zip(modes, "osD", strict=False):
         points = [row for row in rows if row["mode"] == mode]
         axes.plot(
             [row["measured s a step"] for row in points],
-            [row["simulated s a step"] for row in points],
+            [row["predicted from one worker"] for row in points],
             marker,
             label=mode,
         )
     edge = max(row["measured s a step"] for row in rows) * 1.1
     axes.plot([0, edge], [0, edge], color="gray", linewidth=0.8)
-    axes.set(xlabel="measured, seconds a step", ylabel="simulated, seconds a step")
+    axes.set(xlabel="measured, seconds a step", ylabel="predicted, seconds a step")
     axes.legend(frameon=False)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "scaling-validation.svg").write_bytes(encode_figure(figure, "svg"))
@@ -199,25 +156,27 @@ def plot(folder: Path, rows: Sequence[dict[str, Any]], clusters: dict[str, list[
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, simulate, and write."""
     options = parser(__doc__, rounds=1)
-    options.add_argument("--prompts", type=int, default=8, help="groups per step")
+    options.add_argument("--modes", nargs="+", choices=MODES, default=[*MODES])
+    options.add_argument("--prompts", type=int, default=4, help="groups per step")
     options.add_argument("--group-size", type=int, default=4)
-    options.add_argument("--steps", type=int, default=14, help="of each run, at least six")
-    options.add_argument("--slots", type=int, default=8, help="replies in progress on a server")
-    options.add_argument("--seconds", type=float, default=0.25, help="of a reply, at the median")
-    options.add_argument("--sigma", type=float, default=0.7, help="of the logarithm of a reply's time")
+    options.add_argument("--steps", type=int, default=9, help="of each run, at least six")
+    options.add_argument("--token-seconds", type=float, default=0.012, help="of a reply, per token")
+    options.add_argument("--sigma", type=float, default=0.7, help="of the logarithm of a reply's and a call's time")
     options.add_argument("--plots", type=Path, help="a folder for the plots; also simulates clusters")
     options.set_defaults(threads=1)
     chosen = options.parse_args(arguments)
     if chosen.steps < 6:
         options.error("--steps must be at least 6")
     torch.set_num_threads(chosen.threads)
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default, 15, lets other programs of this machine go first
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_tiny_model(folder / "model")
-        generate_dataset(folder / "synthetic", SyntheticConfig(train=24, validation=1, test=1), seed=0)
+        generate_dataset(folder / "synthetic", SyntheticConfig(train=8, validation=1, test=1), seed=0)
+        (folder / "variety.py").write_text(REWARD)
         rows = compare(chosen, folder)
-    title = f"{chosen.prompts} groups of {chosen.group_size}, {chosen.slots} slots, replies of {chosen.seconds:g} s"
-    show(f"{title} (sigma {chosen.sigma:g})", rows, describe_machine(), chosen.out)
+    title = f"{chosen.prompts} groups of {chosen.group_size}, {chosen.token_seconds * 1e3:g} ms a token"
+    show(f"{title}, sigma {chosen.sigma:g}", rows, describe_machine(), chosen.out)
     if chosen.plots is not None:
         clusters = {
             f"{name}, {workers} rollout worker{'s' * (workers > 1)}": simulate_clusters(name, assumptions, workers)

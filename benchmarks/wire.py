@@ -30,7 +30,7 @@ from saccade.ledger import ImageRef, Ledger, Origin
 from saccade.models.tiny import make_tiny_model
 from saccade.testing import FakeMediaLoader
 from saccade.types import GenerationRequest, Message, SamplingParams
-from saccade.utils.async_utils import take_turn
+from saccade.utils.async_utils import keep_collections_short, take_turn
 
 GROUP, PROMPT_FRAMES, TURN_FRAMES, TURNS, TOKENS = 8, 32, 4, 4, 256
 TICK = 0.01
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, engine_class, episodes in cases:
             for _ in range(given.rounds):
                 servers = scripted_servers(Path(folder), given.servers, 0.0, given.seconds, 0.5)
-                with servers as (urls, received), idle_process() as idle:
+                with servers as (urls, received), idle_process() as idle, keep_collections_short():
                     row = asyncio.run(run(engine_class, urls, renderer, episodes))
                 totals = {key: sum(one[key] for one in received) for key in received[0]}
                 rows.append({"case": name, "episodes": episodes, **row, "idle p99 ms": idle["lag p99 ms"], **totals})

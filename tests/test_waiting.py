@@ -1,11 +1,12 @@
 """Async helpers: `run_until` and timeouts on a clock that can be paused."""
 
 import asyncio
+import gc
 
 import pytest
 from virtual_time import run_in_virtual_time
 
-from saccade.utils.async_utils import PausableClock, gather_or_cancel, run_until
+from saccade.utils.async_utils import PausableClock, gather_or_cancel, keep_collections_short, run_until
 
 
 async def sleep_and_return(seconds, result="done"):
@@ -148,3 +149,13 @@ def test_cancelling_gather_or_cancel_waits_for_all_cleanups():
         assert events == [0.01, 0.05]
 
     run_in_virtual_time(body())
+
+
+def test_collections_skip_what_existed_before_the_block_and_not_after_it():
+    before = [[] for _ in range(1000)]
+    with keep_collections_short():
+        gc.collect()
+        assert len(gc.get_objects()) < gc.get_freeze_count()
+        assert not any(item is before[0] for item in gc.get_objects())
+    assert gc.get_freeze_count() == 0
+    assert any(item is before[0] for item in gc.get_objects())

@@ -6,6 +6,7 @@ until all replies have ended (mode "wait"), or ends them with the tokens so far 
 """
 
 import base64
+import hashlib
 import io
 import json
 import math
@@ -46,6 +47,7 @@ class Served:
         self.num_misses = 0  # requests refused because they lack the data of an image
         self.num_uploads = 0  # images received with their data
         self.images = {}  # the size of each image that it has, by its uuid
+        self.digests = {}  # of the tensors that it has loaded, by its names of the parts
         self.adapters = {}  # the tensors of each loaded LoRA adapter, by its name
 
     def hold_replies(self, limit):
@@ -88,10 +90,14 @@ class Served:
             return response
         if path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
             return self.change_adapters(path, body)
+        if path == "/weight_checker":
+            return 200, {"checksums": dict(self.digests)}
         if path not in ORDERS:
             return None
         with self.lock:
             self.orders.append((path, query))
+            if path == "/collective_rpc":
+                self.digests = compute_digests(Path(body["kwargs"]["weights_path"]))
             if path == "/pause" and "mode=wait" in query:
                 self.lock.wait_for(lambda: not self.open)
             self.num_aborts += path == "/pause" and "mode=abort" in query
@@ -135,6 +141,20 @@ class Served:
         is_valid = config["peft_type"] == "LORA" and modules == {*config["target_modules"]} and ranks == {config["r"]}
         self.adapters[name] = tensors
         return (200, b"Success: adapter changed") if is_valid else (500, {"error": {"message": "malformed adapter"}})
+
+
+def compute_digests(folder):
+    """Return the SHA-256 of each tensor on two tensor parallel ranks, as vLLM names and divides them."""
+    digests = {}
+    for path in folder.glob("*.safetensors"):
+        for name, tensor in load_file(path).items():
+            name = name.replace("model.language_model.", "language_model.model.")
+            is_divided = name.endswith(("o_proj.weight", "down_proj.weight"))
+            parts = tensor.split(tensor.shape[1] // 2, dim=1) if is_divided else [tensor] * 2
+            for rank, part in enumerate(parts):
+                digest = hashlib.sha256(part.contiguous().numpy().tobytes()).hexdigest()
+                digests[f"dp0:pp0:pcp0:tp{rank}:{name}"] = digest
+    return digests
 
 
 def read_size(url):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from commands import free_port
+from test_ray_runs import RAY, Command, assert_trained_on_sampled_tokens
 
 from saccade.config.schema import ModelConfig
 from saccade.engines.remote.launcher import LaunchConfig, ServerProcess
@@ -77,3 +78,12 @@ def test_adapters_sample_as_in_the_trainer(server):
     replies = asyncio.run(body())
     assert [version for version, _ in replies] == [1, 2, 3]
     assert max(diff for _, diff in replies) <= 1e-3
+
+
+def test_workers_of_a_ray_cluster_sample_from_adapters(server, tmp_path):
+    pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
+    lora = ("model.lora_rank=8", "engine.settings.lora=adapters")
+    command = Command(tmp_path, server.config.model, server.config.url, *RAY, *lora, engine="vllm")
+    command.wait()
+    assert_trained_on_sampled_tokens(command)
+    command.wait_for_last_process()

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 
+import generate_server
 import pytest
 import torch
 from error_cases import raises
@@ -567,6 +568,30 @@ def test_adapters_are_loaded_beside_the_base_weights(lora_backbone, engine_at, t
         assert torch.equal(loaded[f"base_model.model.{name.replace('.default.', '.')}"], value)
 
 
+def test_followers_sample_from_the_adapter_of_the_last_sync(lora_backbone, engine_at, tmp_path):
+    """An engine of another process, as in a rollout worker, before its first request and after it."""
+    renderer, sampling = lora_backbone.renderer, SamplingParams(max_tokens=3)
+
+    async def body(served):
+        engine, follower = (
+            engine_at(served, lora="adapters", in_flight="drain", weight_dir=str(tmp_path)) for _ in range(2)
+        )
+        versions = []
+        for version in (1, 2):
+            await engine.sync_weights(lora_backbone, version)
+            async with follower.pause_requests():
+                follower.follow(engine.get_sync_state())
+            (reply,) = await asyncio.gather(*start_replies(follower, renderer, sampling))
+            versions.append(reply.version)
+            assert served.bodies[-1]["model"] == served.label
+        await follower.close()
+        await engine.close()
+        return versions
+
+    with server(renderer) as served:
+        assert asyncio.run(body(served)) == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("engine_class", "settings"),
     [(Sglang, {}), (Vllm, {"in_flight": "continue"}), (Vllm, {"weight_sync": "gloo"})],
@@ -743,3 +768,40 @@ def test_cancelling_an_update_rolls_it_back_on_all_servers(backbone, engine_at):
         asyncio.run(body(first, second))
     assert first.label == second.label
     assert first.label.startswith("saccade-1-")
+
+
+@pytest.mark.parametrize(
+    ("interval", "lacks", "counts"),
+    [(2, (), [10, None, 10]), (0, (), [None] * 3), (2, ("/weight_checker",), [0, None, 0])],
+)
+def test_tensors_are_compared_by_their_checksums(backbone, engine_at, interval, lacks, counts):
+    """Of the three layers: the norm before attention and the two divided projections of each, and the last norm."""
+    with server(backbone.renderer, lacks=lacks) as served:
+
+        async def body():
+            engine = engine_at(served, checksum_interval=interval)
+            rows = [await engine.sync_weights(backbone, version) for version in (1, 2, 3)]
+            await engine.close()
+            return rows
+
+        assert [row.get("weight_sync/compared_tensors") for row in asyncio.run(body())] == counts
+
+
+def test_a_tensor_that_a_server_did_not_load_is_named_and_rolled_back(backbone, engine_at, monkeypatch):
+    with server(backbone.renderer) as served:
+
+        async def body():
+            engine = engine_at(served, checksum_interval=1)
+            await engine.sync_weights(backbone, 1)
+            key = next(name for name in served.digests if name.startswith("dp0:pp0:pcp0:tp1:") and "down_proj" in name)
+
+            label, compute = served.label, generate_server.compute_digests
+            monkeypatch.setattr(generate_server, "compute_digests", lambda folder: compute(folder) | {key: "0" * 64})
+            with raises(BrokenEngineError, key="engine.settings.servers", value=served.url):
+                await engine.sync_weights(backbone, 2)
+            await engine.close()
+            return label, engine.version
+
+        label, version = asyncio.run(body())
+        assert version == 1
+        assert served.label == label

@@ -261,8 +261,6 @@ def test_engines_that_workers_can_not_sample_from_are_refused(tiny_folder, monke
     recipe = load_recipe("tiny/pyvision_image", [f"model.path={tiny_folder}", "rollouts.launcher=ray"])
     with raises(ConfigError, key="rollouts.launcher", value="local"):
         check_launcher(recipe)
-    with raises(ConfigError, key="engine.settings.lora", value="adapters"):
-        check_launcher(recipe.with_values({"engine.name": "vllm", "engine.settings": {"lora": "adapters"}}))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with raises(ConfigError, key="rollouts.launcher", value="ray"):
         check_launcher(recipe.with_values({"engine.name": "vllm"}))

@@ -27,6 +27,7 @@ from saccade.checks.estimates import (
     resolve_model_sizes,
 )
 from saccade.checks.simulation import (
+    MAX_EPISODES_IN_PROGRESS,
     Cluster,
     Conversation,
     LogNormal,
@@ -117,14 +118,15 @@ class ClusterPlanner:
     def simulate(self, trainer_gpus: int, servers: int) -> ClusterPlan:
         """Simulate a cluster that fits. Raises ConfigError if a server can't hold a conversation."""
         waves, num_tokens = list_wave_tokens(self._training, trainer_gpus)
-        has_workers = self._recipe.rollouts.launcher == "ray"
+        workers = self._recipe.rollouts.ray if self._recipe.rollouts.launcher == "ray" else None
         # A run's rows are shorter than the longest ones of the plan.
         packed_share = self._workload.packed_tokens / self._training.packed_tokens
         cluster = Cluster(
             wave_tokens=round(sum(waves) * packed_share),
             wave_idle=1 - num_tokens / (trainer_gpus * sum(waves)),
             servers=max(servers, 1),
-            workers=self._recipe.rollouts.ray.workers if has_workers else 1,
+            workers=workers.workers if workers else 1,
+            episodes_per_worker=workers.max_episodes if workers else MAX_EPISODES_IN_PROGRESS,
         )
         result = simulate(self._workload, self._get_costs(trainer_gpus), cluster, num_steps=self._num_steps)
         return ClusterPlan(trainer_gpus=trainer_gpus, servers=servers, result=result)
@@ -285,8 +287,7 @@ def derive_h100_costs(
 class MeasuredRun:
     """Costs and amounts of a run's RL steps, on average; calls include their frames, replies their prefill.
 
-    A server decodes at the pace that it had in the run, and holds at most its share of a step's episodes. The tail of
-    replies is that of the episodes' means, so too short for episodes with several turns.
+    A server decodes at the pace that it had in the run, and holds at most its share of a step's episodes.
     """
 
     costs: StageCosts
@@ -338,19 +339,14 @@ def measure_run(folder: Path, trainer_gpus: int) -> MeasuredRun:
         for turn in episode.turns
         for result in turn.results
     ]
-    means = [
-        (episode.usage.sampled_tokens - sum(child.usage.sampled_tokens for child in episode.children))
-        / len(episode.turns)
-        for episode in episodes
-    ]
-    num_tokens = sum(mean * len(episode.turns) for mean, episode in zip(means, episodes, strict=True))
+    replies = [segment.num_tokens for episode in episodes for segment in episode.ledger.segments if segment.is_sampled]
     sampling = sum(episode.usage.seconds for episode in episodes) - sum(
         max(result.seconds for result in turn.results) for turn in turns
     )
     num_recorded = len({record.step for record in records})
     packed_tokens = fmean(row["packed_tokens"] for row in rows)
     costs = StageCosts(
-        decode_step=max(sampling, 0.0) / num_tokens,
+        decode_step=max(sampling, 0.0) / sum(replies),
         decode_step_per_reply=0.0,
         prefill_token=0.0,
         max_replies=math.ceil(len(episodes) / (num_recorded * servers)),
@@ -365,7 +361,7 @@ def measure_run(folder: Path, trainer_gpus: int) -> MeasuredRun:
     )
     return MeasuredRun(
         costs=costs,
-        reply_tokens=fit_log_normal(means, maximum=recipe.sampling.max_tokens),
+        reply_tokens=fit_log_normal(replies, maximum=recipe.sampling.max_tokens),
         tool_turns=len(turns) / len(episodes),
         calls_per_turn=len(calls) / len(turns) if turns else 0.0,
         packed_tokens=round(packed_tokens),

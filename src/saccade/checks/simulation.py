@@ -130,9 +130,10 @@ class Cluster:
     servers: int
     workers: int = 1
     threads_per_worker: int = 4
+    episodes_per_worker: int = MAX_EPISODES_IN_PROGRESS  # in progress; a larger group runs alone
 
     def __post_init__(self) -> None:
-        for key in ("servers", "workers", "threads_per_worker"):
+        for key in ("servers", "workers", "threads_per_worker", "episodes_per_worker"):
             value = getattr(self, key)
             if value < 1:
                 raise ConfigError(f"{key} must be at least 1, not {value}", key=key, value=value)
@@ -401,7 +402,7 @@ class _Simulator:
         self._not_running = deque[_Group]()  # started, but beyond the limit of groups in progress
         limit = workload.max_groups_in_progress if workload.max_staleness else 0
         self._max_running = limit or max(MAX_EPISODES_IN_PROGRESS // workload.group_size, 1)
-        self._num_running = 0
+        self._num_running, self._groups_per_worker = 0, max(cluster.episodes_per_worker // workload.group_size, 1)
 
     def run(self, num_steps: int) -> SimulationResult:
         """Simulate the trainer: it waits for the groups of each step, updates the policy, and syncs the weights."""
@@ -558,10 +559,13 @@ class _Simulator:
 
     def _run_groups(self) -> None:
         while self._not_running and self._num_running < self._max_running:
+            worker = min(self._workers, key=lambda worker: worker.num_groups)
+            if worker.num_groups >= self._groups_per_worker:
+                return
             group = self._not_running.popleft()
             self._num_running += 1
             prompt = self._workload.prompts[group.number % len(self._workload.prompts)]
-            group.worker = min(self._workers, key=lambda worker: worker.num_groups)
+            group.worker = worker
             group.worker.num_groups += 1
             group.num_left = self._workload.group_size
 

@@ -55,6 +55,7 @@ from saccade.training.demonstrations import DemonstrationReport
 from saccade.training.episode_log import EpisodeWriter
 from saccade.training.validation import ValidationSchedule
 from saccade.types import Demonstration, Task
+from saccade.utils.async_utils import keep_collections_short
 from saccade.utils.files import convert_file_errors, create_folder
 from saccade.utils.jsonl import relativize_path
 
@@ -319,7 +320,8 @@ def run_and_close(components: RolloutComponents, coroutine: Coroutine[None, None
             await components.engine.close()
 
     try:
-        return asyncio.run(run())
+        with keep_collections_short():
+            return asyncio.run(run())
     except asyncio.CancelledError:
         if not has_received_sigterm:
             raise

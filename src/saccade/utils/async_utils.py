@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -57,6 +58,20 @@ def run_in_daemon_thread(function: Callable[[], T], name: str) -> asyncio.Future
 
 
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def keep_collections_short() -> Iterator[None]:
+    """Inside the block, let garbage collections skip the objects that exist now.
+
+    A full collection stops the event loop for a quarter of a second if it looks at everything that torch and
+    transformers have created at their import.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 async def take_turn() -> None:

@@ -101,6 +101,9 @@ class RemoteEngine:
         lora: LoraSync = "merged",
         # a reply that drains for longer is restarted with the new weights, seconds
         drain_timeout: PositiveFloat = 60.0,
+        # compare tensors by their checksums when a server connects and after every so many weight syncs, for which vLLM
+        # hashes all its weights; 0 = never
+        checksum_interval: NonNegativeInt = 50,
         top_p: Fraction = 1.0,  # nucleus sampling, for evaluation only
         top_k: NonNegativeInt = 0,  # most likely tokens to sample from, for evaluation only; 0 = all
         repetition_penalty: PositiveFloat = 1.0,  # factor on repeated tokens, for evaluation only
@@ -137,7 +140,9 @@ class RemoteEngine:
             self._check_adapters(weight_sync, in_flight)
         self._lora = lora
         transport = self._broadcaster or DiskTransport(weight_dir, in_flight, lora)
-        self._weight_sync = WeightSync(transport.create_version, self._logprob_check, in_flight, drain_timeout)
+        self._weight_sync = WeightSync(
+            transport.create_version, self._logprob_check, in_flight, drain_timeout, checksum_interval
+        )
         urls = dict.fromkeys(url.rstrip("/") for url in servers)
         max_requests = max(1, plan_connections() // len(urls))
         self._pool = Pool(
@@ -222,6 +227,8 @@ class RemoteEngine:
                 continue  # a newer version was created meanwhile
             if source := self._source if loaded else self._load_weights and self._load_weights():
                 await self._logprob_check.check(server, source, loaded.label if loaded else "")
+            if loaded:
+                await self._weight_sync.compare_tensors(server, loaded)
             if loaded is self._weight_sync.current:
                 break
         if not server.generation and (warning := handshake.check_seeds(server)):

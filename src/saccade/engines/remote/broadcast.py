@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, distributed
 
-from saccade.engines.remote import vllm_api
+from saccade.engines.remote import checksums, vllm_api
 from saccade.engines.remote.nccl_group import NcclGroup
 from saccade.engines.remote.server import InFlightPolicy, Server, ServerError, ServerMessages
 from saccade.engines.remote.weight_sync import WeightVersion
@@ -101,7 +101,12 @@ class BroadcastTransport:
         with convert_errors(EngineError, "the weights can't be copied for the servers"):
             layers = source.copy_layers_to_cpu()
         load_into = partial(self._send_to_end, label, layers, source.device)
-        return WeightVersion(version=version, label=label, load_into=load_into)
+
+        def read_tensors() -> Mapping[str, Tensor]:
+            tensors = {name: tensor for layer in layers for name, tensor in layer.items()}
+            return {name: tensors[name] for name in checksums.select_names(tensors)}
+
+        return WeightVersion(version=version, label=label, load_into=load_into, read_tensors=read_tensors)
 
     async def _send_to_end(self, label: str, layers: Layers, device: torch.device, server: Server) -> None:
         """Send weights to a server. Raises ServerError or EngineError; ConfigError if NCCL is missing.

@@ -145,6 +145,12 @@ class ServerApi(Protocol):
         then never samples from a mixture of old and new weights.
         """
 
+    async def fetch_digests(self, server: "Server") -> Mapping[str, str]:
+        """Return the SHA-256 of each tensor that the server holds, by its name there; empty if it offers none.
+
+        Raises ServerError or EngineError.
+        """
+
     async def fetch_label(self, server: "Server") -> str:
         """Return the label of the server's weights. Raises ServerError, also if they are a mixture; EngineError."""
 
@@ -212,6 +218,7 @@ class Server:
         self.down_reason, self.is_seeded = "no handshake yet", True
         self.was_reached: bool | None = None
         self.version_by_label: dict[str, int] = {}
+        self.num_compared_tensors = 0  # in the last comparison of checksums
         self.sent_label = self.loaded_label = self.adapter = ""
         self.can_read: asyncio.Event | None = None
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,11 @@ async def load_weights(server: Server, folder: Path, label: str, in_flight: InFl
 async def finish_update(server: Server, in_flight: InFlightPolicy) -> None:
     """See ServerApi. SGLang empties its caches when it loads weights."""
     await server.post_again(_WEIGHT_UPDATE_PATHS[2], {})
+
+
+async def fetch_digests(server: Server) -> Mapping[str, str]:
+    """See ServerApi. Return none: SGLang's own digests haven't been tried."""
+    return {}
 
 
 async def fetch_label(server: Server) -> str:

@@ -31,7 +31,7 @@ from saccade.protocols import Renderer
 
 GENERATE_PATH = "/inference/v1/generate"
 KEEPS_IMAGES = True  # until its cache of images is full or reset; then it refuses a request without the data
-_INIT_PATH = "/init_weight_transfer_engine"
+_INIT_PATH, _DIGEST_PATH = "/init_weight_transfer_engine", "/weight_checker"
 LOAD_ADAPTER_PATH, _UNLOAD_ADAPTER_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 TEXT_PATHS: Collection[str] = (LOAD_ADAPTER_PATH, _UNLOAD_ADAPTER_PATH)
 _DEV_MODE_HINT = "start it with VLLM_SERVER_DEV_MODE=1 in its environment, as `saccade serve` does"
@@ -172,6 +172,17 @@ async def finish_update(server: Server, in_flight: InFlightPolicy) -> None:
             raise ServerError(f"{server.url} could not empty its cache ({path})")
     server.forget_images()
     await server.post_again("/resume")
+
+
+async def fetch_digests(server: Server) -> Mapping[str, str]:
+    """See ServerApi. vLLM computes those of all its weights, and samples nothing meanwhile."""
+    try:
+        await server.check_path(_DIGEST_PATH)
+    except EngineError:  # of an older version
+        return {}
+    response = await server.post(_DIGEST_PATH, {"action": "checksum"})
+    with convert_parse_errors(f"{server.url} returned malformed checksums"):
+        return {str(name): str(digest) for name, digest in response["checksums"].items()}
 
 
 async def fetch_label(server: Server) -> str:

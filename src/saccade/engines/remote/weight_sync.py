@@ -38,7 +38,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from saccade.engines.remote import vllm_api
+from torch import Tensor
+
+from saccade.engines.remote import checksums, vllm_api
 from saccade.engines.remote.handshake import LogprobCheck
 from saccade.engines.remote.pool import Pool
 from saccade.engines.remote.server import InFlightPolicy, LoraSync, Server, ServerError
@@ -51,13 +53,16 @@ from saccade.utils.async_utils import gather_or_cancel, run_in_daemon_thread
 class WeightVersion:
     """A snapshot of the weights, kept as long as servers may need it; servers report it by its `label`.
 
-    `load_into` makes a server load it (see ServerApi.load_weights), and raises ServerError or EngineError. `release`
-    deletes its files; memory is freed with the last reference.
+    `adapter` names the LoRA adapter that it is, "" for whole weights. `load_into` makes a server load it (see
+    ServerApi.load_weights), and raises ServerError or EngineError. `release` deletes its files; memory is freed with
+    the last reference.
     """
 
     version: int
     label: str
+    adapter: str = ""
     load_into: Callable[[Server], Awaitable[None]]
+    read_tensors: Callable[[], Mapping[str, Tensor]]  # those of `checksums.select_names`; none of adapters
     release: Callable[[], None] = lambda: None
 
 
@@ -67,6 +72,7 @@ class SyncState:
 
     version: int  # the current one
     version_by_label: Mapping[str, int]  # of all versions that servers may report
+    adapter: str = ""  # the LoRA adapter that samples; "": the weights themselves
 
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -78,7 +84,8 @@ class WeightSync:
     """The current weight version, and how servers load it.
 
     `create_version` makes a snapshot of a source's weights, given a version number and a label; it raises EngineError
-    if that fails. With `in_flight="drain"` replies have `drain_timeout` seconds to finish.
+    if that fails. With `in_flight="drain"` replies have `drain_timeout` seconds to finish. The first sync, every
+    `checksum_interval`-th one, and a server that reconnects compare tensors with those that were sent (0: none do).
     """
 
     def __init__(
@@ -87,9 +94,11 @@ class WeightSync:
         logprob_check: LogprobCheck,
         in_flight: InFlightPolicy,
         drain_timeout: float,
+        checksum_interval: int,
     ) -> None:
         self._create_version, self._logprob_check = create_version, logprob_check
         self._in_flight, self._drain_timeout = in_flight, drain_timeout
+        self._checksum_interval, self._num_syncs = checksum_interval, 0  # syncs of this process
         self._server_locks: dict[Server, asyncio.Lock] = {}
         self._version_by_label: dict[str, int] = {}  # of all versions: a reply may have started several versions ago
         self._revoked_labels: set[str] = set()
@@ -110,13 +119,16 @@ class WeightSync:
         """Return what other clients of the servers must know; None before the first weight sync."""
         if self.current is None:
             return None
-        return SyncState(version=self.version, version_by_label=dict(self._version_by_label))
+        return SyncState(
+            version=self.version, version_by_label=dict(self._version_by_label), adapter=self.current.adapter
+        )
 
     def follow(self, pool: Pool, state: SyncState | None) -> None:
         """Accept the weights that another process has loaded into the servers."""
         self._followed = state
         for server in pool.servers if state else ():
             server.version_by_label = dict(state.version_by_label) if state else {}
+            server.adapter = state.adapter if state else ""
 
     def identify_versions(self, server: Server, label: str) -> dict[str, int]:
         """Return the version of each label that a server may report, into which this process loaded no weights.
@@ -146,18 +158,22 @@ class WeightSync:
         started = time.perf_counter()
         # A random label: no other run uses it, so weights that another run loaded into the server are recognized.
         new = await self._copy_weights(source, version, f"saccade-{version}-{secrets.token_hex(4)}")
-        copied = time.perf_counter()
         try:
+            is_compared = self._checksum_interval > 0 and self._num_syncs % self._checksum_interval == 0
+            tensors = await run_in_daemon_thread(new.read_tensors, "saccade-weights") if is_compared else {}
+            copied = time.perf_counter()
             async with self.guard_switch(), self.pause(pool):
                 drained = time.perf_counter()
-                await self._publish(pool, source, new)
+                await self._publish(pool, source, new, tensors)
         except BaseException:
             new.release()
             raise
+        num_compared = min(server.num_compared_tensors for server in pool.servers_up)
         return {
             "weight_sync/copy_seconds": copied - started,
             "weight_sync/drain_seconds": drained - copied,
             "weight_sync/pause_seconds": time.perf_counter() - copied,
+            **({"weight_sync/compared_tensors": float(num_compared)} if is_compared else {}),
         }
 
     async def _copy_weights(self, source: WeightSource, version: int, label: str) -> WeightVersion:
@@ -173,7 +189,9 @@ class WeightSync:
                 future.result().release()
             raise
 
-    async def _publish(self, pool: Pool, source: WeightSource, new: WeightVersion) -> None:
+    async def _publish(
+        self, pool: Pool, source: WeightSource, new: WeightVersion, tensors: Mapping[str, Tensor]
+    ) -> None:
         old, version = self.current, new.version
         self.current, self._version_by_label[new.label] = new, version
         servers = pool.servers_up
@@ -183,6 +201,8 @@ class WeightSync:
                 await self._load_into(server, new)
                 if server.is_up:
                     await self._logprob_check.check(server, source, new.label)
+                    if tensors:
+                        server.num_compared_tensors = await checksums.compare(server, tensors)
             except ServerError as error:
                 pool.mark_down(server, str(error))
 
@@ -210,6 +230,7 @@ class WeightSync:
             raise
         if old is not None:
             old.release()
+        self._num_syncs += 1
 
     async def load_current(self, server: Server) -> WeightVersion | None:
         """Load the current version, if there is one, into a server that reconnects; return it."""
@@ -217,6 +238,12 @@ class WeightSync:
         if current is not None:
             await self._load_into(server, current)
         return current
+
+    async def compare_tensors(self, server: Server, loaded: WeightVersion) -> None:
+        """Compare tensors of a server that has reconnected with those that it was sent. Raises BrokenEngineError."""
+        if self._checksum_interval:
+            tensors = await run_in_daemon_thread(loaded.read_tensors, "saccade-weights")
+            server.num_compared_tensors = await checksums.compare(server, tensors)
 
     def require_unrevoked(self, server: Server, label: str) -> None:
         """Raise ServerError if a server still holds a version that was rolled back."""
@@ -300,4 +327,11 @@ class DiskTransport:
             load = vllm_api.load_adapter if self._lora == "adapters" else server.api.load_weights
             return load(server, folder, label, self._in_flight)
 
-        return WeightVersion(version=version, label=label, load_into=load_into, release=release)
+        return WeightVersion(
+            version=version,
+            label=label,
+            adapter=label if self._lora == "adapters" else "",
+            load_into=load_into,
+            read_tensors=partial(checksums.read_selected, folder) if self._lora == "merged" else dict,
+            release=release,
+        )

@@ -56,7 +56,7 @@ _LIBRARY_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TOKENIZERS_PARALLELI
 _CANCEL_SECONDS = 30.0  # to wait for the finished episodes of a cancelled group
 _CLOSE_SECONDS = 20.0  # for the driver to end
 _CONNECTION_SECONDS = 180.0  # for a driver to connect; Ray's own call may wait forever
-_FIRST_CONNECTION_SECONDS = 60.0  # as long as the cluster could never be reached: it seems that none was started
+_FIRST_CONNECTION_SECONDS = 60.0  # as long as a running cluster could never be reached: it seems that there is none
 _MAX_BACKOFF = 15.0  # seconds between two drivers
 _logger = logging.getLogger("saccade")
 
@@ -90,13 +90,6 @@ def check_launcher(recipe: Recipe) -> None:
             "rollouts.launcher=local",
             key="rollouts.launcher",
             value=recipe.engine.name,
-        )
-    if recipe.engine.settings.get("lora") == "adapters":
-        raise ConfigError(
-            "rollouts.launcher=ray can't sample from adapters: its workers don't know which adapter a server has. Set "
-            "engine.settings.lora=merged or rollouts.launcher=local",
-            key="engine.settings.lora",
-            value="adapters",
         )
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
@@ -279,7 +272,7 @@ class RayLauncher:
 
     def _check_outage(self) -> None:
         seconds, limit = asyncio.get_running_loop().time() - self._last_up, self._config.down_timeout
-        if not self._was_connected:
+        if not self._was_connected and self._config.address != "local":
             limit = min(limit, _FIRST_CONNECTION_SECONDS)
         if self._failure is None and self._open_groups and seconds > limit:
             needed = {"CPU": self._config.cpus_per_worker, **self._config.resources}

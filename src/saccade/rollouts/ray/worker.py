@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import fcntl
 import functools
+import gc
 import logging
 import os
 import random
@@ -77,6 +78,7 @@ class RolloutWorker:
                 if setup.pinned_cpus and not self._cpu_locks:
                     self._cpu_locks = await _pin_cpus(setup.pinned_cpus, self._host)
                 self._components = _build_components(setup, self._host)
+            gc.freeze()  # see async_utils.keep_collections_short
         except SaccadeError as error:
             return _make_picklable(error)
         return None
