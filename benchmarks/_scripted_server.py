@@ -63,6 +63,8 @@ class ScriptedServer:
             return {"data": [{"id": "m", "root": "m", "max_model_len": 1 << 17}]}
         if path == "/weight_info":
             return {"weight_version": self.label}
+        if path == "/weight_checker":
+            return {"checksums": {}}
         if path == "/detokenize":
             return {"prompt": self.renderer.decode(content["tokens"])}
         if path == "/inference/v1/generate":
