@@ -10,11 +10,12 @@ and `SHARD_BYTES` bytes.
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
@@ -160,6 +161,19 @@ def _rename_shards(folder: Path, shards: Sequence[Mapping[str, int]]) -> None:
         total_size = sum(sum(shard.values()) for shard in shards)
         content = {"metadata": {"total_size": total_size}, "weight_map": dict(sorted(weight_map.items()))}
         (folder / _INDEX_NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read_tensors(folder: Path, select: Callable[[Collection[str]], Collection[str]]) -> dict[str, Tensor]:
+    """Read the tensors of a checkpoint's folder whose names `select` returns, of all their names."""
+    files = dict[str, Path]()
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            files.update(dict.fromkeys(file.keys(), path))
+    tensors = dict[str, Tensor]()
+    for name in select(files):
+        with safe_open(files[name], "pt") as file:
+            tensors[name] = file.get_tensor(name)
+    return tensors
 
 
 def copy_to_cpu(value: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from saccade.engines.remote.server import Server
+from saccade.models.checkpoint_io import read_tensors
 from saccade.utils.async_utils import run_in_daemon_thread
 
 _LAYER_NAME = re.compile(
@@ -44,15 +44,7 @@ def select_names(names: Collection[str]) -> list[str]:
 
 def read_selected(folder: Path) -> dict[str, Tensor]:
     """Read the selected tensors of a checkpoint's folder."""
-    tensors = {}
-    files = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            files.update(dict.fromkeys(file.keys(), path))
-    for name in select_names(files):
-        with safe_open(files[name], framework="pt") as file:
-            tensors[name] = file.get_tensor(name)
-    return tensors
+    return read_tensors(folder, select_names)
 
 
 async def compare(server: Server, tensors: Mapping[str, Tensor]) -> int:
