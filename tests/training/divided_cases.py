@@ -3,10 +3,12 @@
 A script under torchrun, `divided_cases.py ACTION WORK OUT`, runs one of ACTIONS with the `workspace.pickle` in WORK.
 """
 
+import errno
 import json
 import os
 import pickle
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from torch import distributed
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoModelForImageTextToText
 
 from saccade.config.schema import ModelConfig
@@ -21,9 +25,10 @@ from saccade.errors import MediaError, RunError
 from saccade.ledger import Ledger
 from saccade.runs import pipeline
 from saccade.training import checkpoint, rl
-from saccade.training.distributed.backbone import DividedBackbone, create_optimizer
+from saccade.training.distributed import worker
+from saccade.training.distributed.backbone import DividedBackbone, DividedOptimizer, create_optimizer
 from saccade.training.distributed.launch import join_training_processes
-from saccade.training.optimizer import Optimizer
+from saccade.training.optimizer import STATE_FOLDER, Optimizer
 from saccade.training.policy_update import update_policy
 from saccade.training.train_step import pack_samples, train_step
 from saccade.types import TrainingSample
@@ -225,7 +230,55 @@ def plant_nan(self, step=Optimizer.step):
     return step(self)
 
 
+def train_beside_a_write(workspace, samples, out: Path) -> None:
+    """Train four steps; the checkpoint of the second is written once the fourth has begun. Then without a thread."""
+    has_begun, seen, write, start_step = threading.Event(), [], worker._write_state, DividedOptimizer.start_step
+
+    def start(self, step):
+        start_step(self, step)
+        if step == 3:
+            seen.extend(saved.step for saved in checkpoint.list_checkpoints(out / "beside"))
+            has_begun.set()
+
+    def wait_and_write(*args):
+        assert has_begun.wait(300), "the training waits for the checkpoint"
+        return write(*args)
+
+    overrides = (*ADAMW, "sft.steps=4", "sft.save_every=2", "sft.checkpoints.last=9")
+    DividedOptimizer.start_step, worker._write_state = start, wait_and_write
+    workspace.run_sft(load_components(workspace, Case("sft", overrides)), out / "beside")
+    DividedOptimizer.start_step, worker._write_state = start_step, write
+    waiting = Case("sft", (*overrides, "sft.checkpoints.background=false"))
+    workspace.run_sft(load_components(workspace, waiting), out / "waiting")
+    for name in ("beside", "waiting"):
+        for step in (2, 4):
+            dcp_to_torch_save(out / name / f"step-{step:06d}" / STATE_FOLDER, out / f"{name}-{step}.pt")
+    (out / "seen.json").write_text(json.dumps(seen))
+
+
+def write_to_a_full_disk(workspace, samples, out: Path) -> None:
+    """Write the errors of two saves that rank 1 can't write, in a thread and without, and the metrics of a step."""
+    errors = []
+    for background in ("true", "false"):
+        overrides = (*ADAMW, "sft.steps=2", "sft.save_every=1", f"sft.checkpoints.background={background}")
+        components = load_components(workspace, Case("sft", overrides))
+        try:
+            workspace.run_sft(components, out / background)
+        except RunError as error:
+            errors.append(str(error))
+    (out / "errors.json").write_text(json.dumps(errors))
+
+
+def fail_to_write(self, plan, planner):
+    if distributed.get_rank() == 1:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    return WRITE_DATA(self, plan, planner)
+
+
+WRITE_DATA = FileSystemWriter.write_data
 ACTIONS = {
+    "beside": train_beside_a_write,
+    "full": write_to_a_full_disk,
     "few": run_few_cases,
     "cases": run_cases,
     "continue": continue_once,
@@ -242,6 +295,8 @@ def fail_to_read(*args, **kwargs):
 def main(action: str, work: Path, out: Path) -> None:
     if os.environ["RANK"] != "0":
         AutoModelForImageTextToText.from_pretrained = fail_to_read
+    if action == "full":
+        FileSystemWriter.write_data = fail_to_write
     if action == "nan":
         Optimizer.step = plant_nan
     with join_training_processes(ModelConfig(process_timeout=120)) as is_leader:

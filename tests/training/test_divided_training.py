@@ -12,6 +12,7 @@ import divided_cases
 import pytest
 import torch
 from divided_cases import CASES
+from torch.utils._pytree import tree_flatten
 from training_cases import alternate, with_reward
 
 from saccade import models
@@ -187,6 +188,28 @@ def test_a_checkpoint_is_divided_anew_among_other_numbers_of_processes(prepared,
     assert ours.keys() == theirs.keys()
     for key, value in ours.items():
         assert (value - theirs[key]).norm() <= 1e-4 * max(1.0, float(value.norm())), key
+
+
+@pytest.mark.soak
+def test_training_continues_while_all_ranks_write_a_checkpoint(prepared, tmp_path):
+    *_, work = prepared
+    run_processes("beside", work, tmp_path)
+    assert json.loads((tmp_path / "seen.json").read_text()) == []  # when the fourth step had begun
+    for step in (2, 4):
+        beside, waiting = (torch.load(tmp_path / f"{name}-{step}.pt") for name in ("beside", "waiting"))
+        assert tree_flatten(beside)[1] == tree_flatten(waiting)[1]
+        for ours, theirs in zip(tree_flatten(beside)[0], tree_flatten(waiting)[0], strict=True):
+            assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
+
+
+@pytest.mark.soak
+def test_a_rank_that_cannot_write_is_one_sentence_on_rank_0(prepared, tmp_path):
+    *_, work = prepared
+    run_processes("full", work, tmp_path)
+    errors = json.loads((tmp_path / "errors.json").read_text())
+    assert len(errors) == 2
+    assert all("No space left on device" in error and "\n" not in error for error in errors)
+    assert not list_checkpoints(tmp_path / "true") + list_checkpoints(tmp_path / "false")
 
 
 RANK_THAT_EXITS = """

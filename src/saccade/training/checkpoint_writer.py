@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from saccade.config.schema import CheckpointConfig
 from saccade.errors import SaccadeError
@@ -39,15 +39,6 @@ class FinishedStep:
     write_extra_files: Callable[[Path], None] = lambda part_folder: None
 
 
-@runtime_checkable
-class StageableOptimizer(Protocol):
-    """An optimizer whose state this process has whole."""
-
-    def stage(self) -> checkpoint.Savable:
-        """Return a copy of the state."""
-        ...
-
-
 @dataclass(slots=True, kw_only=True)
 class CheckpointWriter:
     """Writes the checkpoints of a stage below `folder`; `get_scores` returns the validated steps' metric."""
@@ -63,15 +54,14 @@ class CheckpointWriter:
     async def save(self, finished: FinishedStep) -> None:
         """Copy weights and optimizer, and write them in a thread after this returns; wait for the last write before.
 
-        Without `checkpoints.background`, and in a training of several processes, returns when the checkpoint is on the
-        disk, without a copy. Raises RunError for the last write, if it has failed.
+        Without `checkpoints.background`, returns when the checkpoint is on the disk, without a copy. Raises RunError
+        for the last write, if it has failed.
         """
         await self.finish()
-        optimizer = self.optimizer
-        if not (self.policy.background and isinstance(optimizer, StageableOptimizer)):
+        if not self.policy.background:
             await self.save_now(finished)
             return
-        staged = await run_in_thread(lambda _: (self.backbone.stage(), optimizer.stage()), _DESCRIPTION)
+        staged = await run_in_thread(lambda _: (self.backbone.stage(), self.optimizer.stage()), _DESCRIPTION)
         scores = self._copy_scores()
         self._write = run_in_daemon_thread(lambda: self._save(finished, *staged, scores), "saccade-checkpoint")
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, distributed
 from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.errors import RunError
 from saccade.ledger import Ledger
-from saccade.models.backbone import Backbone, LoadPixels
+from saccade.models.backbone import Backbone, LoadPixels, StagedModel
 from saccade.training.background import CheckCancelled
 from saccade.training.distributed.conductor import Conductor
 from saccade.training.distributed.dealing import count_waves, deal_waves
@@ -92,6 +93,11 @@ class DividedBackbone(Backbone):
         layers: tuple[Mapping[str, Tensor], ...] = self.conductor.call("copy_layers_to_cpu")
         return layers
 
+    def stage(self) -> StagedModel:
+        """Return a copy of the whole model on the CPU, to be written while this one is trained."""
+        staged: StagedModel = self.conductor.call("stage_model")
+        return staged
+
     def save(self, folder: Path) -> None:
         """Write a Hugging Face checkpoint folder; adapters are merged into its weights."""
         self.conductor.call("save_model", folder)
@@ -153,8 +159,14 @@ class DividedOptimizer:
         return norm
 
     def save(self, folder: Path) -> None:
-        """Write the divided weights and states below a checkpoint's folder."""
-        self._conductor.call("save_state", folder)
+        """Write the divided weights and states below a checkpoint's folder. Raises RunError."""
+        if error := self._conductor.call("save_state", folder):
+            raise error
+
+    def stage(self) -> "StagedDividedOptimizer":
+        """Copy the divided weights and states to the CPU, to be written while the training continues."""
+        self._conductor.call("stage_state")
+        return StagedDividedOptimizer(self._conductor)
 
     def restore(self, folder: Path) -> None:
         """Read what `save` wrote, on this number of ranks or on another. Raises RunError without it."""
@@ -165,3 +177,20 @@ class DividedOptimizer:
                 key=str(folder),
             )
         self._conductor.call("restore_state", folder)
+
+
+class StagedDividedOptimizer:
+    """The copies that all ranks hold since `DividedOptimizer.stage`."""
+
+    def __init__(self, conductor: Conductor) -> None:
+        self._conductor = conductor
+
+    def save(self, folder: Path) -> None:
+        """Write them below a checkpoint's folder, beside the orders of the training. Raises RunError."""
+        writing: Future[RunError | None] = self._conductor.call("start_writing", folder)
+        try:
+            error = writing.result()
+        except RuntimeError as failure:  # of the connection to another rank
+            error = self._conductor.explain(failure)
+        if error is not None:
+            raise error

@@ -98,7 +98,7 @@ class Conductor:
             except RuntimeError as error:
                 if own is not None and own.is_aborted:
                     raise
-                raise self._explain(error) from error
+                raise self.explain(error) from error
             finally:
                 if own is not None and own.is_aborted:
                     self._is_broken = False
@@ -113,7 +113,7 @@ class Conductor:
     def _send(self, order: Order) -> None:
         distributed.broadcast_object_list([order], src=0, group=self._group)
 
-    def _explain(self, error: RuntimeError) -> RunError:
+    def explain(self, error: RuntimeError) -> RunError:
         """Return the failure of another rank that ended a collective operation, or else this rank's error."""
         with contextlib.suppress(RuntimeError):
             if _has_key(self._store, _FAILURE_KEY):

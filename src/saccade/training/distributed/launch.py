@@ -58,7 +58,7 @@ def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
             timeout=timeout,
         )
         control_group = create_control_group(timeout)
-        worker = Worker(_create_mesh(device_type))
+        worker = Worker(_create_mesh(device_type), timeout)
     try:
         if rank:
             for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 stops the others, after a checkpoint

@@ -5,12 +5,16 @@ All ranks call a method at the same time with the same arguments (see `conductor
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, distributed
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -20,7 +24,7 @@ from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.errors import RunError
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io
-from saccade.models.backbone import Backbone
+from saccade.models.backbone import Backbone, StagedModel
 from saccade.training.distributed.dealing import Deal
 from saccade.training.distributed.sharding import shard_backbone
 from saccade.training.optimizer import STATE_FOLDER, Optimizer
@@ -38,8 +42,13 @@ from saccade.training.train_step import (
 class Worker:
     """A rank's model and optimizer."""
 
-    def __init__(self, mesh: DeviceMesh) -> None:
+    def __init__(self, mesh: DeviceMesh, timeout: timedelta) -> None:
         self._mesh = mesh
+        # Its operations run beside those of the training.
+        self._writer_group = distributed.new_group(backend="gloo", timeout=timeout)
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="saccade-checkpoint")
+        self._writing: Future[RunError | None] | None = None
+        self._staged: dict[str, Any] = {}  # a copy of this rank's part of a checkpoint
         is_cuda = mesh.device_type == "cuda"
         self._device = torch.device(f"cuda:{torch.cuda.current_device()}" if is_cuda else mesh.device_type)
         self._undivided: Backbone | None = None  # on rank 0, between reading a model and dividing it
@@ -177,15 +186,36 @@ class Worker:
         """Write the adapters alone."""
         self.backbone.export_adapters(folder)
 
-    def save_state(self, folder: Path) -> None:
-        """Write the divided weights and the optimizer's state below a checkpoint's folder."""
+    def save_state(self, folder: Path) -> RunError | None:
+        """Write the divided weights and the optimizer's state below a checkpoint's folder.
+
+        An error of any rank, which all ranks have, is returned: they stay ready.
+        """
+        return _write_state(self._get_state(), folder, None)
+
+    def _get_state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.backbone.model, self.optimizer.optimizers)
-        save({"model": model, "optimizer": optimizer}, checkpoint_id=folder / STATE_FOLDER)
+        return {"model": model, "optimizer": optimizer}
+
+    def stage_model(self) -> StagedModel:
+        """Return a copy of the whole model, on rank 0's CPU."""
+        return self.backbone.stage()
+
+    def stage_state(self) -> None:
+        """Copy this rank's part of the weights and of the optimizer's state to the CPU, for `start_writing`."""
+        if self._writing is not None:  # rank 0's has ended
+            self._writing.result()
+        self._staged = BlockingAsyncStager().stage(self._get_state())
+
+    def start_writing(self, folder: Path) -> "Future[RunError | None]":
+        """Write the copy in a thread; the result is that of `save_state`, once all ranks have written."""
+        staged, self._staged = self._staged, {}
+        self._writing = self._writer.submit(_write_state, staged, folder, self._writer_group)
+        return self._writing
 
     def restore_state(self, folder: Path) -> None:
         """Read what `save_state` wrote, on this number of ranks or on another."""
-        model, optimizer = get_state_dict(self.backbone.model, self.optimizer.optimizers)
-        state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+        state = self._get_state()
         load(state, checkpoint_id=folder / STATE_FOLDER)
         set_state_dict(
             self.backbone.model,
@@ -198,6 +228,16 @@ class Worker:
         gathered: list[Any] | None = [None] * distributed.get_world_size() if distributed.get_rank() == 0 else None
         distributed.gather_object(results, gathered, dst=0)
         return sorted((result for part in gathered or [] for result in part), key=lambda pair: pair[0])
+
+
+def _write_state(state: dict[str, Any], folder: Path, group: Any) -> RunError | None:
+    """Write this rank's part of a checkpoint; a collective operation of a group. Return the error of any rank."""
+    try:
+        save(state, checkpoint_id=folder / STATE_FOLDER, process_group=group)
+    except CheckpointException as error:  # not an Exception
+        reasons = dict.fromkeys(" ".join(str(failure).split()) for failure, _ in error.failures.values())
+        return RunError(f"{folder / STATE_FOLDER} can't be written: {'; '.join(reasons)}", key=str(folder))
+    return None
 
 
 def _get_trainable_parts(backbone: Backbone) -> dict[str, Tensor]:
