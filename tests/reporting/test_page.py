@@ -10,12 +10,12 @@ import pytest
 from page_cases import NASTY, call, comparison, decode, encode, example, load_pixels, reply
 
 from saccade.ledger import ImageRef, Ledger
+from saccade.metrics.looking import parse_window
 from saccade.reporting.episode_view import (
     EpisodeViewer,
     build_timeline,
     build_token_pieces,
     group_reply_segments,
-    parse_window,
 )
 from saccade.reporting.report import Report
 from saccade.reporting.run_report import (

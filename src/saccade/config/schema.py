@@ -173,10 +173,41 @@ class SyntheticImageConfig(Section):
     questions: tuple[ImageQuestion, ...] = ("colour", "digit", "letter", "which", "count", "where")  # question types
 
 
+class NeedlesConfig(Section):
+    """Parameters of the synthetic tasks in which calls can't cover the media (`synthetic.tasks` other than tiling).
+
+    The media are divided into `num_places` places, and the answer is in one of them. `calls_per_turn` and `turns` are
+    the limits for which baselines are computed; a recipe's environment should have the same.
+    """
+
+    num_places: Annotated[int, Field(ge=2, le=60)] = 12  # parts of a clip, or entries of a map's legend
+    call_seconds: PositiveFloat = 16.0  # length of the window that begins each place and holds the needle, seconds
+    calls_per_turn: PositiveInt = 3  # calls of a turn
+    turns: PositiveInt = 1  # tool turns
+    # cue: what the overview shows: an opening whose look decides the place, a marker one place before, a counter that
+    # jumps
+    cue: Literal["opening", "marker", "counter"] = "opening"
+    # search: what grows through the clip, and is half full at the needle
+    gauge: Literal["bar", "brightness", "clock"] = "bar"
+    shown_share: Fraction = 0.5  # cost: share of the clips whose overview shows the needle
+    call_cost: NonNegativeFloat = 0.2  # cost: what each call costs, in units of accuracy; baselines subtract it
+    # map: whether the overview shows the label, or a call must read it first
+    label: Literal["shown", "small"] = "shown"
+
+    @property
+    def num_calls(self) -> int:
+        """Return the number of calls of an episode."""
+        return self.calls_per_turn * self.turns
+
+
 class SyntheticConfig(Section):
     """Parameters of the synthetic needle-in-a-haystack dataset (`saccade data synth`)."""
 
     media: Literal["video", "image"] = "video"  # kind of media
+    # what a model must do: look everywhere (tiling); or decide where to look: read a cue, search from coarse to fine,
+    # look only if needed (cost), or, in images, find the entry of a legend (map)
+    tasks: Literal["tiling", "cue", "search", "cost", "map"] = "tiling"
+    needles: NeedlesConfig = NeedlesConfig()
     image: SyntheticImageConfig = SyntheticImageConfig()
     train: PositiveInt = 256  # videos or images in the training split
     validation: PositiveInt = 48  # videos or images in the validation split
@@ -211,6 +242,17 @@ class SyntheticConfig(Section):
         if self.media == "image" and self.haystack is not None:
             message = f"synthetic.haystack={self.haystack} is for videos: remove it, or set synthetic.media=video"
             raise ConfigError(message, key="synthetic.haystack", value=self.haystack)
+        if self.tasks != "tiling" and (self.tasks == "map") != (self.media == "image"):
+            message = f"synthetic.tasks={self.tasks} is for {'images' if self.tasks == 'map' else 'videos'}"
+            raise ConfigError(f"{message}: change synthetic.media", key="synthetic.tasks", value=self.tasks)
+        if self.tasks == "tiling" and self.needles != NeedlesConfig():
+            message = "synthetic.needles has settings, but synthetic.tasks=tiling ignores them: set synthetic.tasks"
+            raise ConfigError(message, key="synthetic.tasks", value=self.tasks)
+        if self.tasks not in ("tiling", "map") and self.demonstrations != "tool_calls":
+            message = (
+                f"synthetic.demonstrations={self.demonstrations} is not available for synthetic.tasks={self.tasks}"
+            )
+            raise ConfigError(f"{message}: set tool_calls", key="synthetic.demonstrations", value=self.demonstrations)
         if self.media == "image" or self.demonstrations != "python":
             return self
         # The demonstrations' code assumes a frame at every whole second, and colors on gray.

@@ -14,6 +14,7 @@ import numpy as np
 
 from saccade.data.option_shuffle import restore_options
 from saccade.errors import DataError
+from saccade.metrics.looking import Policy, average_policies, compute_looking_metrics
 from saccade.metrics.statistics import (
     DIFFERENCE_BOUNDS,
     Estimate,
@@ -90,6 +91,8 @@ class Summary:
     full_set_accuracy: Estimate | None = None  # over all `full_set_size` tasks, if a limit selected some
     full_set_size: int = 0
     full_set_uncovered: float = 0.0  # the fraction of all tasks in strata without a sampled task
+    looking: Mapping[str, float] = field(default_factory=dict)  # by name without `looking/`; {} without needs
+    policies: Mapping[str, Policy] = field(default_factory=dict)  # reference policies by name, if the tasks have them
 
 
 def has_failed(episode: Episode) -> bool:
@@ -252,6 +255,11 @@ def summarize(
         seconds=fmean(outcome.episode.usage.seconds for outcome in scored),
         full_set_accuracy=None,
         full_set_size=0,
+        looking={
+            key.removeprefix("looking/"): value
+            for key, value in compute_looking_metrics(scored, [*map(get_accuracy, scored)]).items()
+        },
+        policies=average_policies([restore_options(outcome.episode.task) for outcome in scored]),
         **average_behavior(scored),
     )
 
@@ -352,6 +360,7 @@ def compute_step_metrics(groups: Sequence[Group]) -> dict[str, float]:
         metrics["credit"] = fmean(sum(credit.value for credit in outcome.score.credits) for outcome in scored)
     metrics |= _compute_slice_metrics(scored)
     metrics |= compute_tool_metrics(scored)
+    metrics |= compute_looking_metrics(scored, [*map(get_accuracy, scored)])
     metrics |= {
         "format_compliance": fmean(map(get_format_compliance, scored)),
         "calls/executed": behavior.pop("executed"),

@@ -3,7 +3,7 @@
 import base64
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, zip_longest
 from math import exp, isfinite
 from typing import Any
@@ -14,6 +14,7 @@ from PIL import Image
 from saccade.errors import MediaError
 from saccade.ledger import ImageRef, Ledger, Origin, Segment
 from saccade.metrics.episode_metrics import get_overview_times
+from saccade.metrics.looking import parse_window
 from saccade.types import (
     TAG_KINDS,
     AnswerType,
@@ -240,17 +241,6 @@ def build_timeline(episode: Episode) -> dict[str, Any] | None:
 
 def _pair_calls_with_results(turn: Turn) -> list[tuple[Call, ToolResult | None]]:
     return list(zip_longest(turn.reply.calls, turn.results[: len(turn.reply.calls)]))
-
-
-def parse_window(arguments: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Parse the window (seconds) of a call's arguments; None if they have no valid one."""
-    bounds = []
-    for name, position in (("start_time", "0"), ("end_time", "1")):
-        try:
-            bounds.append(float(arguments.get(name, arguments.get(position))))
-        except (TypeError, ValueError, OverflowError):
-            return None
-    return to_span(bounds)
 
 
 def _describe_event(event: Sequence[Any]) -> dict[str, str | None]:

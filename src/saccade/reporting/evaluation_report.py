@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from saccade.evaluation.compare import Change, Comparison
 from saccade.metrics.episode_metrics import Difference
+from saccade.metrics.looking import LOOKING_LABELS, POLICY_LABELS, Policy
 from saccade.metrics.tables import Table, format_counts, format_difference, format_estimate, format_optional
 
 SLICE_TITLES = {
@@ -87,6 +88,8 @@ def _build_summary_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
             ),
         )
     yield "constant-answer baseline", *(format_optional(s.constant_baseline) for s in summaries)
+    for name in dict.fromkeys(name for s in summaries for name in s.policies):
+        yield POLICY_LABELS.get(name, name), *(format_policy(s.policies.get(name)) for s in summaries)
     yield "tasks / clips / episodes", *(f"{s.num_tasks} / {s.num_clusters} / {s.num_episodes}" for s in summaries)
     yield "format compliance", *(format_estimate(s.format_compliance) for s in summaries)
     yield "calls per episode", *(f"{s.calls:.2f}" for s in summaries)
@@ -95,6 +98,9 @@ def _build_summary_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
     yield "turns", *(f"{s.turns:.2f}" for s in summaries)
     yield "sampled tokens", *(f"{s.sampled_tokens:.0f}" for s in summaries)
     yield "visual tokens", *(f"{s.visual_tokens:.0f}" for s in summaries)
+    for name, label in LOOKING_LABELS.items():
+        if any(name in s.looking for s in summaries):
+            yield label, *(format_optional(s.looking.get(name)) for s in summaries)
     yield "errors / unanswered", *(f"{s.errors} / {s.unanswered}" for s in summaries)
     if any(s.ungraded for s in summaries):
         yield "ungraded", *(str(s.ungraded) for s in summaries)
@@ -103,6 +109,11 @@ def _build_summary_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
     yield "statuses", *(", ".join(f"{name} {f:.0%}" for name, f in s.statuses.items()) for s in summaries)
     for key in dict.fromkeys(key for s in summaries for key in s.at_k):
         yield key, *(format_optional(s.at_k.get(key)) for s in summaries)
+
+
+def format_policy(policy: Policy | None) -> str:
+    """Format what a reference policy reaches: 0.31, 3.00 calls."""
+    return "–" if policy is None else f"{policy.accuracy:.2f}, {policy.calls:.2f} calls"
 
 
 def _build_slice_rows(comparison: Comparison, key: str) -> Iterator[tuple[str, ...]]:

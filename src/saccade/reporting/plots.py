@@ -77,6 +77,10 @@ PANELS = (
     Panel(title="Accuracy by frames shown", unit="mean", keys=("accuracy/K=*",), axis_max=1.0),
     Panel(title="Format compliance", unit="share of episodes", keys=("format_compliance",), axis_max=1.0),
     Panel(title="Tool calls", unit="per episode", keys=("calls", "calls/executed", "calls/succeeded")),
+    Panel(title="Where calls look", unit="share", keys=("looking/hit_rate", "looking/found", "looking/needs_seen",
+          "looking/coverage", "looking/overlap"), axis_max=1.0, label_parts=(1, 2)),
+    Panel(title="Accuracy minus the calls' cost, and regret", unit="per episode", keys=(
+        "looking/net_accuracy", "looking/regret"), label_parts=(1, 2)),
     Panel(title="Tool calls by frames shown", unit="per episode", keys=("calls/K=*",)),
     Panel(title="Reward with calls minus without", unit="difference", keys=("call_gain/*",)),
     Panel(title="Episode status", unit="share of episodes", keys=("status/*",), axis_max=1.0),

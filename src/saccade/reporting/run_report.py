@@ -16,12 +16,13 @@ from saccade.config.load import load_recipe
 from saccade.config.schema import AlarmConfig
 from saccade.evaluation.compare import Comparison, Evaluation, compare_evaluations, read_evaluations
 from saccade.metrics.episode_metrics import has_run_tools
+from saccade.metrics.looking import NO_DECISION, POLICY_LABELS, Policy
 from saccade.metrics.metric_log import read_metric_rows
 from saccade.metrics.statistics import Estimate
 from saccade.metrics.tables import Bar, Table, format_counts, format_difference, format_estimate, format_optional
 from saccade.plugins import get_object_name
 from saccade.reporting.episode_view import DecodeFn, EpisodeViewer, PixelLoader, format_answer
-from saccade.reporting.evaluation_report import SLICE_TITLES, build_tables
+from saccade.reporting.evaluation_report import SLICE_TITLES, build_tables, format_policy
 from saccade.reporting.plots import (
     PANELS,
     extract_series,
@@ -185,7 +186,10 @@ def summarize_findings(training: Sequence[ReportSection], comparison: Comparison
         name, summary = list(comparison.summaries.items())[-1]
         baseline = summary.constant_baseline
         text = f"{name}: accuracy {format_estimate(summary.accuracy)} over {summary.num_clusters} clips"
-        statements["Result"] = text + ("" if baseline is None else f"; the best constant answer scores {baseline:.2f}")
+        text += "" if baseline is None else f"; the best constant answer scores {baseline:.2f}"
+        ceiling = summary.policies.get(NO_DECISION)
+        text += "" if ceiling is None else f"; the {POLICY_LABELS[NO_DECISION]} scores {ceiling.accuracy:.2f}"
+        statements["Result"] = text
         change = next((change for change in comparison.changes if change.after == name and not change.visibility), None)
         if change is not None:
             significance = "significant" if change.difference.is_significant else "not significant"
@@ -255,19 +259,24 @@ def build_results(comparison: Comparison) -> list[ReportSection]:
     summaries = comparison.summaries
     if not summaries:
         return []
+    ceiling_header = [POLICY_LABELS[NO_DECISION]] if any(s.policies for s in summaries.values()) else []
     accuracy = Table(
         title="Accuracy",
-        header=("", "accuracy", "constant-answer baseline", "tasks / clips"),
+        header=("", "accuracy", "constant-answer baseline", *ceiling_header, "tasks / clips"),
         rows=tuple(
             (
                 name,
                 format_estimate(summary.accuracy),
                 format_optional(summary.constant_baseline),
+                *([format_policy(summary.policies.get(NO_DECISION))] if ceiling_header else []),
                 format_counts(summary.accuracy),
             )
             for name, summary in summaries.items()
         ),
-        bars=tuple(_build_bar(summary.accuracy, summary.constant_baseline) for summary in summaries.values()),
+        bars=tuple(
+            _build_bar(summary.accuracy, summary.constant_baseline, summary.policies.get(NO_DECISION))
+            for summary in summaries.values()
+        ),
     )
     tables = {table.title: table for table in build_tables(comparison)}
     plots = []
@@ -284,9 +293,10 @@ def build_results(comparison: Comparison) -> list[ReportSection]:
     ]
 
 
-def _build_bar(accuracy: Estimate, constant_baseline: float | None) -> Bar:
-    marks = () if constant_baseline is None else (("constant-answer baseline", constant_baseline),)
-    return Bar(value=accuracy.mean, low=accuracy.low, high=accuracy.high, marks=marks)
+def _build_bar(accuracy: Estimate, constant_baseline: float | None, ceiling: Policy | None = None) -> Bar:
+    marks = [] if constant_baseline is None else [("constant-answer baseline", constant_baseline)]
+    marks += [] if ceiling is None else [(POLICY_LABELS[NO_DECISION], ceiling.accuracy)]
+    return Bar(value=accuracy.mean, low=accuracy.low, high=accuracy.high, marks=tuple(marks))
 
 
 def build_curves(stages: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[ReportSection]:

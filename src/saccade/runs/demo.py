@@ -27,8 +27,10 @@ from saccade.evaluation.compare import (
 )
 from saccade.evaluation.runner import Progress, has_tools
 from saccade.media.cache import CachingMediaLoader
+from saccade.metrics.looking import LOOKING_LABELS, NO_DECISION, POLICY_LABELS
 from saccade.metrics.tables import Table, format_counts, format_difference, format_estimate, format_optional
 from saccade.reporting.console import UpdateProgress, format_step
+from saccade.reporting.evaluation_report import format_policy
 from saccade.reporting.run_report import format_duration, write_report
 from saccade.runs import evaluation, pipeline
 from saccade.runs.run_folder import RESUMABLE_KEYS, Run
@@ -208,6 +210,16 @@ def build_headline_tables(comparison: Comparison) -> list[Table]:
     sampled, greedy = ([summaries[f"after_{stage}_{mode}"] for stage in EVALUATED_STAGES] for mode in (SAMPLED, GREEDY))
     rows += [
         ("constant-answer baseline", *[format_optional(greedy[-1].constant_baseline)] * 2, "", ""),
+        *(
+            (POLICY_LABELS[name], *[format_policy(greedy[-1].policies[name])] * 2, "", "")
+            for name in (NO_DECISION, "oracle")
+            if name in greedy[-1].policies
+        ),
+        *(
+            (LOOKING_LABELS[name], *(format_optional(summary.looking.get(name)) for summary in greedy), "", "")
+            for name in ("hit_rate", "visual_tokens_per_correct", "net_accuracy")
+            if name in greedy[-1].looking
+        ),
         ("format, sampled", *(f"{summary.format_compliance.mean:.2f}" for summary in sampled), "", ""),
         ("visual tokens, greedy", *(f"{summary.visual_tokens:.1f}" for summary in greedy), "", ""),
     ]

@@ -1,16 +1,20 @@
 """Draw a contact sheet of a dataset: clips as frames with their times, or images with their cards; with the labels."""
 
 import os
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageOps
 
-from saccade.data.synthetic.dataset import read_media_kind
-from saccade.data.synthetic.events import PALETTE
+from saccade.data.synthetic.dataset import read_dataset_kind
+from saccade.data.synthetic.events import PALETTE, Event
 from saccade.data.synthetic.generate import VideoDataset
 from saccade.data.synthetic.image.generate import ImageDataset
+from saccade.data.synthetic.image.maps import MapDataset
+from saccade.data.synthetic.image.objects import PixelBox
 from saccade.data.synthetic.image.text_templates import format_symbol
+from saccade.data.synthetic.needles.generate import NeedleDataset
 from saccade.media import image, video
 from saccade.media.frame_sampling import sample_uniform_times
 
@@ -23,7 +27,13 @@ Row = tuple[str, list[tuple[Image.Image, str]]]  # a title, and tiles with the t
 
 def draw_contact_sheet(folder: str | os.PathLike[str], out_path: str | os.PathLike[str]) -> None:
     """Draw the first files of a dataset's training split, a row each, with their labels."""
-    rows = (_list_image_rows if read_media_kind(folder) == "image" else _list_video_rows)(Path(folder))
+    list_rows = {
+        "image": _list_image_rows,
+        "video": _list_video_rows,
+        "needles": _list_needle_rows,
+        "map": _list_map_rows,
+    }
+    rows = list_rows[read_dataset_kind(folder)](Path(folder))
     height = max(tile.height for _, tiles in rows for tile, _ in tiles) + 2 * LINE_HEIGHT
     width = max(sum(tile.width + GAP for tile, _ in tiles) for _, tiles in rows)
     sheet = Image.new("RGB", (width, len(rows) * height), "white")
@@ -44,17 +54,33 @@ def _list_video_rows(root: Path) -> list[Row]:
     for name, (_, labels) in islice(VideoDataset.read_labels(root, "train").items(), NUM_ROWS):
         title = ", ".join(f"{event.color} {event.shape} {event.start:g}-{event.end:g}" for event in labels.events)
         events = (*labels.events, *labels.distractors)
-        middles = ((event.start + event.end) / 2 for event in events)
-        times = sorted({*sample_uniform_times(labels.seconds, FRAMES_PER_CLIP), *middles})
-        frames = video.decode_frames(video.index_video(str(root / "train" / "clips" / name)), times)
-        tiles = []
-        for time, frame in zip(times, frames, strict=True):
-            # At most one event is visible at a time.
-            color = next((PALETTE.get(event.color, "black") for event in events if event.is_visible_at(time)), "white")
-            picture = Image.fromarray(frame.pixels).resize((FRAME_SIZE, FRAME_SIZE))
-            tiles.append((ImageOps.expand(picture, BORDER, color), f"{time:g} s"))
-        rows.append((f"{name}: {title}", tiles))
+        rows.append((f"{name}: {title}", _list_tiles(root / "train" / "clips" / name, labels.seconds, events)))
     return rows
+
+
+def _list_needle_rows(root: Path) -> list[Row]:
+    """List, per clip, the middle of each place, each cue and the needle; frames of the needle have its color."""
+    rows = []
+    for name, (_, clip) in islice(NeedleDataset.read_labels(root, "train").items(), NUM_ROWS):
+        needle = clip.needle
+        title = f"{name}: {needle.color} {needle.shape} {needle.start:g}-{needle.end:g}, place {clip.place}"
+        events = (*clip.marks[:1], needle)
+        rows.append((title, _list_tiles(root / "train" / "clips" / name, clip.seconds, events)))
+    return rows
+
+
+def _list_tiles(path: Path, seconds: float, events: Sequence[Event]) -> list[tuple[Image.Image, str]]:
+    """Return evenly spaced frames of a clip and one from the middle of each event, framed in the event's color."""
+    middles = ((event.start + event.end) / 2 for event in events)
+    times = sorted({*sample_uniform_times(seconds, FRAMES_PER_CLIP), *middles})
+    frames = video.decode_frames(video.index_video(str(path)), times)
+    tiles = []
+    for time, frame in zip(times, frames, strict=True):
+        # At most one event is visible at a time.
+        color = next((PALETTE.get(event.color, "black") for event in events if event.is_visible_at(time)), "white")
+        picture = Image.fromarray(frame.pixels).resize((FRAME_SIZE, FRAME_SIZE))
+        tiles.append((ImageOps.expand(picture, BORDER, color), f"{time:g} s"))
+    return tiles
 
 
 def _list_image_rows(root: Path) -> list[Row]:
@@ -62,12 +88,28 @@ def _list_image_rows(root: Path) -> list[Row]:
     rows = []
     for name, (_, scene) in islice(ImageDataset.read_labels(root, "train").items(), NUM_ROWS):
         title = ", ".join(f"{card.color} {format_symbol(card)} {list(card.box)}" for card in scene.objects)
-        pixels = image.read_image(str(root / "train" / "pictures" / name))
-        overview = pixels.resize((OVERVIEW_SIZE, OVERVIEW_SIZE), Image.Resampling.BICUBIC)
-        tiles = [
-            pixels.resize((IMAGE_SIZE, IMAGE_SIZE)),
-            overview.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.NEAREST),
-            *(pixels.crop(card.box).resize((CARD_SIZE, CARD_SIZE)) for card in (*scene.objects, *scene.distractors)),
-        ]
-        rows.append((f"{name}: {title}", [(tile, "") for tile in tiles]))
+        boxes = [card.box for card in (*scene.objects, *scene.distractors)]
+        rows.append((f"{name}: {title}", _cut_tiles(root / "train" / "pictures" / name, boxes)))
     return rows
+
+
+def _list_map_rows(root: Path) -> list[Row]:
+    """List, per map, the picture, its overview, the label, and the entry that explains it."""
+    rows = []
+    for name, (_, scene) in islice(MapDataset.read_labels(root, "train").items(), NUM_ROWS):
+        entry = scene.entries[scene.place]
+        title = f"{name}: {' '.join(scene.look or ())} entry {scene.place} {list(entry.box)}: {entry.symbol}"
+        rows.append((title, _cut_tiles(root / "train" / "pictures" / name, [scene.label_box, entry.box])))
+    return rows
+
+
+def _cut_tiles(path: Path, boxes: Sequence[PixelBox]) -> list[tuple[Image.Image, str]]:
+    """Return the image, its overview, and each box of it (pixels)."""
+    pixels = image.read_image(str(path))
+    overview = pixels.resize((OVERVIEW_SIZE, OVERVIEW_SIZE), Image.Resampling.BICUBIC)
+    tiles = [
+        pixels.resize((IMAGE_SIZE, IMAGE_SIZE)),
+        overview.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.NEAREST),
+        *(pixels.crop(box).resize((CARD_SIZE, CARD_SIZE)) for box in boxes),
+    ]
+    return [(tile, "") for tile in tiles]

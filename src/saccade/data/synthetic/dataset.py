@@ -18,14 +18,12 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import saccade
 from saccade.config.schema import SyntheticConfig
 from saccade.data.constant_baseline import compute_constant_baselines
 from saccade.data.dataset import load_tasks, write_items
-from saccade.data.synthetic.events import Labels
-from saccade.data.synthetic.image.objects import Scene
 from saccade.data.synthetic.questions import AnswerBalancer
 from saccade.errors import ConfigError, DataError
 from saccade.media import hashing
@@ -50,8 +48,19 @@ class ValidationReport:
     problems: tuple[str, ...] = ()
 
 
-# What a media file shows: a dataclass whose fields are its labels.
-ContentT = TypeVar("ContentT", bound=Labels | Scene)
+class Content(Protocol):
+    """What a media file shows: a dataclass whose fields are its labels."""
+
+    @property
+    def signature(self) -> str:
+        """A digest that is equal for files with the same answers."""
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """The labels in the extras of tasks."""
+
+
+ContentT = TypeVar("ContentT", bound=Content)
 
 
 class SyntheticDataset(ABC, Generic[ContentT]):
@@ -89,9 +98,9 @@ class SyntheticDataset(ABC, Generic[ContentT]):
         # Shared by all splits: no test file may occur in training.
         seen: set[str] = set()
 
-        def sample_unique(rng: random.Random) -> ContentT:
+        def sample_unique(rng: random.Random, index: int) -> ContentT:
             for _ in range(MAX_DRAWS):
-                content = self.sample_content(self.settings, rng)
+                content = self.sample_for_index(rng, index)
                 if content.signature not in seen:
                     seen.add(content.signature)
                     return content
@@ -102,8 +111,17 @@ class SyntheticDataset(ABC, Generic[ContentT]):
         contents = {}
         for split in reversed(SPLITS):  # test first, so that it doesn't depend on the size of the training split
             seeds = (derive_seed(self.contents_seed, self.seed, split, index) for index in range(sizes[split]))
-            contents[split] = [sample_unique(random.Random(seed)) for seed in seeds]
+            contents[split] = [sample_unique(random.Random(seed), index) for index, seed in enumerate(seeds)]
         return contents
+
+    def sample_for_index(self, rng: random.Random, index: int) -> ContentT:
+        """Sample the content of the file with this number in its split."""
+        return self.sample_content(self.settings, rng)
+
+    @property
+    def question_kinds(self) -> tuple[str, ...]:
+        """Return the kinds of questions."""
+        return tuple(self.settings.questions)
 
     def build_tasks(self, contents: Sequence[ContentT], split: str) -> list[Task]:
         """Build the tasks of a split, with answers balanced over all its files."""
@@ -111,7 +129,7 @@ class SyntheticDataset(ABC, Generic[ContentT]):
         balancer = AnswerBalancer(rng)
         tasks: list[Task] = []
         for index, content in enumerate(contents):
-            pools = {kind: self.questions.build_candidates(kind, content, rng) for kind in self.settings.questions}
+            pools = {kind: self.questions.build_candidates(kind, content, rng) for kind in self.question_kinds}
             media = (Media(path=f"{self.media_folder}/{self.format_name(index)}", kind=self.media_kind),)
             for number, question in enumerate(balancer.select(pools, self.tasks_per_file)):
                 text, extras = self.questions.describe_question(question, content, self.settings)
@@ -126,7 +144,7 @@ class SyntheticDataset(ABC, Generic[ContentT]):
                 )
                 tasks.append(task)
         if not tasks:
-            key, questions = f"{self.count_key.rpartition('.')[0]}.questions", self.settings.questions
+            key, questions = f"{self.count_key.rpartition('.')[0]}.questions", self.question_kinds
             problem = f"no file of the split {split} allows such a question; increase {self.count_key}"
             raise ConfigError(f"{key}={list(questions)}: {problem}", key=key, value=questions)
         return tasks
@@ -200,12 +218,18 @@ class SyntheticDataset(ABC, Generic[ContentT]):
                     problems.append(f"{file}: missing, or not the file that the labels were made for")
             for task in tasks[split]:
                 problems += [f"task {task.id}: {problem}" for problem in cls._find_task_problems(task, labels[split])]
+            problems += [f"{split}: {problem}" for problem in cls.find_split_problems(root, tasks[split])]
         return ValidationReport(
             num_media={split: len(labels[split]) for split in SPLITS},
             num_tasks={split: len(tasks[split]) for split in SPLITS},
             constant_baselines={split: compute_constant_baselines(tasks[split]) for split in SPLITS},
             problems=tuple(problems),
         )
+
+    @classmethod
+    def find_split_problems(cls, root: Path, tasks: Sequence[Task]) -> list[str]:
+        """Find what is wrong with the tasks of a split as a whole."""
+        return []
 
     @classmethod
     def find_leaks(cls, root: Path, labels: Mapping[str, Mapping[str, tuple[str, ContentT]]]) -> list[str]:
@@ -235,11 +259,15 @@ class SyntheticDataset(ABC, Generic[ContentT]):
         return problems
 
 
-def read_media_kind(folder: str | os.PathLike[str]) -> str:
-    """Return the media kind of the dataset in a folder: "video" or "image"."""
+def read_dataset_kind(folder: str | os.PathLike[str]) -> str:
+    """Return the kind of the dataset in a folder: video, needles, image or map."""
     settings = read_dataset_file(Path(folder) / "dataset.json").get("settings")
-    # The manifests of video datasets have no `media`.
-    return str(settings.get("media", "video")) if isinstance(settings, dict) else "video"
+    settings = settings if isinstance(settings, dict) else {}
+    tasks = str(settings.get("tasks", "tiling"))
+    # Manifests of clips have no `media`, and those of tiling have no `tasks`.
+    if settings.get("media", "video") == "image":
+        return "map" if tasks == "map" else "image"
+    return "video" if tasks == "tiling" else "needles"
 
 
 def read_dataset_file(path: Path) -> dict[str, Any]:

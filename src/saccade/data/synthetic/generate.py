@@ -2,6 +2,7 @@
 
 import os
 import random
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +20,7 @@ from saccade.data.synthetic.background_clips import (
     list_background_videos,
     select_background,
 )
-from saccade.data.synthetic.dataset import SPLITS, SyntheticDataset, read_dataset_file
+from saccade.data.synthetic.dataset import SPLITS, ContentT, SyntheticDataset, read_dataset_file
 from saccade.data.synthetic.demonstrations import (
     build_auxiliary_demonstration,
     build_demonstration,
@@ -39,20 +40,84 @@ FRAME_BUDGETS = (4, 8, 16, 32)  # default budgets of the overviews in demonstrat
 BackgroundFrames = tuple[BackgroundVideo, tuple[float, ...]]  # a haystack file and its frame times in seconds
 
 
-class VideoDataset(SyntheticDataset[Labels]):
-    """A dataset of clips; `frame_budgets` are those of the overviews in its demonstrations."""
+class ClipDataset(SyntheticDataset[ContentT]):
+    """A dataset of clips, on rendered backgrounds or on those of a haystack."""
 
     media_kind, media_folder, suffix, labels_filename = MediaKind.VIDEO, "clips", ".mp4", "events.json"
-    contents_seed, noun, count_key = "labels", "events", "synthetic.events"
     packages = ("av", "numpy")
+    unused_settings: frozenset[str]  # of `synthetic`, which the files don't depend on
+    frame_budgets: tuple[int, ...] = ()  # of the overviews in demonstrations
+
+    def __init__(self, config: SyntheticConfig, *, tasks_per_file: int, seed: int) -> None:
+        super().__init__(config, config, tasks_per_file=tasks_per_file, seed=seed)
+        self._sources: dict[str, list[BackgroundVideo]] = {}
+
+    @abstractmethod
+    def draw(self, frames: Frames, content: ContentT, *, first_frame: int) -> None:
+        """Draw, in place, what the clip shows on its frames from number `first_frame` on."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the files depend on. Raises DataError for a haystack that can't be divided among the splits."""
+        self._sources = assign_to_splits(list_background_videos(self.config.haystack) if self.config.haystack else [])
+        return {
+            "settings": self.config.model_dump(mode="json", exclude=set(self.unused_settings)),
+            "frame_budgets": list(self.frame_budgets),
+            "sources": {source.path.name: source.digest for split in SPLITS for source in self._sources[split]},
+        }
+
+    def write_media(self, path: Path, content: ContentT, split: str, index: int) -> dict[str, Any]:
+        """Write a clip unless it exists, and return its labels with the haystack span behind it."""
+        seed, sources, background = derive_seed("pixels", self.seed, split, index), self._sources[split], None
+        if sources:
+            count = _count_frames(self.config)
+            background = select_background(sources, seed, count=count, fps=self.config.fps)
+        if not path.exists():
+            write_video(path, self.render_frames(content, seed, background), self.config.fps)
+        labels: dict[str, Any] = asdict(content)  # type: ignore[call-overload]
+        return {"source": asdict(compute_span(*background)) if background else None, **labels}
+
+    def render_frames(self, content: ContentT, seed: int, background: BackgroundFrames | None) -> Iterator[Frames]:
+        """Yield the frames of a clip, uint8 RGB [pixels, pixels, 3] each, on a rendered or a haystack background."""
+        size = self.config.frame_size
+        if background:
+            source, times = background
+            blocks: Iterator[Frames] = (
+                decode_frames(source, times[first : first + FRAMES_PER_BLOCK], size)
+                for first in range(0, len(times), FRAMES_PER_BLOCK)
+            )
+        else:
+            blocks = render_background(_count_frames(self.config), size, self.config.fps, seed)
+        first_frame = 0
+        for frames in blocks:
+            self.draw(frames, content, first_frame=first_frame)
+            yield from frames
+            first_frame += len(frames)
+
+    @classmethod
+    def find_leaks(cls, root: Path, labels: Mapping[str, Mapping[str, tuple[str, ContentT]]]) -> list[str]:
+        """Find files, contents and background frames that occur in more than one split."""
+        return [
+            *super().find_leaks(root, labels),
+            *find_overlaps({split: read_background_spans(root, split) for split in SPLITS}),
+        ]
+
+
+class VideoDataset(ClipDataset[Labels]):
+    """A dataset of clips with events; `frame_budgets` are those of the overviews in its demonstrations."""
+
+    contents_seed, noun, count_key = "labels", "events", "synthetic.events"
+    unused_settings = frozenset({"media", "image", "tasks", "needles"})
     content_type = Labels
     sample_content = staticmethod(sample_labels)
     questions = questions
 
     def __init__(self, config: SyntheticConfig, *, seed: int, frame_budgets: Sequence[int] = FRAME_BUDGETS) -> None:
-        super().__init__(config, config, tasks_per_file=config.tasks_per_video, seed=seed)
+        super().__init__(config, tasks_per_file=config.tasks_per_video, seed=seed)
         self.frame_budgets = tuple(dict.fromkeys(frame_budgets))
-        self._sources: dict[str, list[BackgroundVideo]] = {}
+
+    def draw(self, frames: Frames, content: Labels, *, first_frame: int) -> None:
+        """Draw events and distractors."""
+        draw_events(frames, (*content.events, *content.distractors), self.config.fps, first_frame=first_frame)
 
     def build_demonstrations(self, tasks: Sequence[Task], contents: list[Labels]) -> list[Demonstration]:
         """Build demonstrations in the style of `synthetic.demonstrations`."""
@@ -68,33 +133,6 @@ class VideoDataset(SyntheticDataset[Labels]):
                 build_perception_demonstration(task, rng, fps),
             ]
         return demonstrations
-
-    def describe(self) -> dict[str, Any]:
-        """Return what the files depend on. Raises DataError for a haystack that can't be divided among the splits."""
-        self._sources = assign_to_splits(list_background_videos(self.config.haystack) if self.config.haystack else [])
-        return {
-            "settings": self.config.model_dump(mode="json", exclude={"media", "image"}),
-            "frame_budgets": list(self.frame_budgets),
-            "sources": {source.path.name: source.digest for split in SPLITS for source in self._sources[split]},
-        }
-
-    def write_media(self, path: Path, content: Labels, split: str, index: int) -> dict[str, Any]:
-        """Write a clip unless it exists, and return its labels with the haystack span behind it."""
-        seed, sources, background = derive_seed("pixels", self.seed, split, index), self._sources[split], None
-        if sources:
-            count = _count_frames(self.config, content)
-            background = select_background(sources, seed, count=count, fps=self.config.fps)
-        if not path.exists():
-            write_video(path, render_clip_frames(self.config, content, seed, background), self.config.fps)
-        return {"source": asdict(compute_span(*background)) if background else None, **asdict(content)}
-
-    @classmethod
-    def find_leaks(cls, root: Path, labels: Mapping[str, Mapping[str, tuple[str, Labels]]]) -> list[str]:
-        """Find files, events and background frames that occur in more than one split."""
-        return [
-            *super().find_leaks(root, labels),
-            *find_overlaps({split: read_background_spans(root, split) for split in SPLITS}),
-        ]
 
 
 def build_tool_call_demonstrations(
@@ -115,27 +153,8 @@ def build_tool_call_demonstrations(
     return demonstrations
 
 
-def render_clip_frames(
-    config: SyntheticConfig, labels: Labels, seed: int, background: BackgroundFrames | None
-) -> Iterator[Frames]:
-    """Yield the frames of a clip, uint8 RGB [pixels, pixels, 3] each, on a rendered background or a haystack video."""
-    if background:
-        source, times = background
-        blocks: Iterator[Frames] = (
-            decode_frames(source, times[first : first + FRAMES_PER_BLOCK], config.frame_size)
-            for first in range(0, len(times), FRAMES_PER_BLOCK)
-        )
-    else:
-        blocks = render_background(_count_frames(config, labels), config.frame_size, config.fps, seed)
-    first_frame = 0
-    for frames in blocks:
-        draw_events(frames, (*labels.events, *labels.distractors), config.fps, first_frame=first_frame)
-        yield from frames
-        first_frame += len(frames)
-
-
-def _count_frames(config: SyntheticConfig, labels: Labels) -> int:
-    return max(1, round(labels.seconds * config.fps))
+def _count_frames(config: SyntheticConfig) -> int:
+    return max(1, round(config.clip_seconds * config.fps))
 
 
 def read_background_spans(folder: str | os.PathLike[str], split: str) -> dict[str, BackgroundSpan]:

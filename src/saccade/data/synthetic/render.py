@@ -86,6 +86,31 @@ def draw_events(frames: Frames, events: Sequence[Event], fps: float, *, first_fr
         frames[first:last, ink] = INK
 
 
+def draw_gauge(
+    frames: Frames, kind: str, level: float, span: tuple[float, float], fps: float, *, first_frame: int = 0
+) -> None:
+    """Draw a gauge at a level (0 to 1), in place, on the frames of a clip within a span (seconds).
+
+    `bar` fills from the left, the `brightness` of a large square grows, the hand of a `clock` turns once around.
+    """
+    pixels = frames.shape[1]
+    first, last = (max(0, int(np.ceil(time * fps - 1e-9)) - first_frame) for time in span)
+    axis = (np.arange(pixels) + 0.5) / pixels
+    right, down = axis[None, :], axis[:, None]
+    if kind == "bar":
+        body = (np.abs(right - 0.5) <= 0.44) & (np.abs(down - 0.5) <= 0.22)
+        ink = body & (right > 0.06 + 0.88 * level)
+    elif kind == "clock":
+        body = (right - 0.5) ** 2 + (down - 0.5) ** 2 <= 0.44**2
+        angle = np.arctan2(right - 0.5, 0.5 - down) / (2 * np.pi) % 1.0
+        ink = body & (np.abs(angle - level) <= 0.06)
+    else:
+        body = np.broadcast_to((np.abs(right - 0.5) <= 0.44) & (np.abs(down - 0.5) <= 0.44), (pixels, pixels))
+        ink = np.zeros_like(body)
+    frames[first:last, body] = WHITE if kind != "brightness" else (round(15 + 225 * level),) * 3
+    frames[first:last, ink] = INK
+
+
 @functools.lru_cache(maxsize=256)
 def _compute_shape_masks(shape: str, pixels: int, x: float, y: float, size: float) -> tuple[Mask, Mask]:
     """Return the masks [height, width] of the pixels that a shape fills with its color, and with ink."""

@@ -30,13 +30,17 @@ GLYPH_WIDTH, DOT_DIAMETER = 0.7, 0.7  # fractions of a symbol's height
 
 def render_image(scene: Scene, seed: int) -> Pixels:
     """Render a scene: uint8 RGB [pixels, pixels, 3]."""
-    side = scene.pixels
-    coarse = next(render_background(1, max(16, side // BACKGROUND_DOWNSCALE), 1.0, seed))[0]
-    pixels = np.array(Image.fromarray(coarse).resize((side, side), Image.Resampling.BILINEAR))
+    pixels = render_backdrop(scene.pixels, seed)
     for card in (*scene.objects, *scene.distractors):
         left, top, right, bottom = card.box
         _draw_object(pixels[top:bottom, left:right], card)
     return pixels
+
+
+def render_backdrop(side: int, seed: int) -> Pixels:
+    """Render a dim, smooth background: uint8 RGB [side, side, 3]."""
+    coarse = next(render_background(1, max(16, side // BACKGROUND_DOWNSCALE), 1.0, seed))[0]
+    return np.array(Image.fromarray(coarse).resize((side, side), Image.Resampling.BILINEAR))
 
 
 def _draw_object(region: Pixels, scene_object: SceneObject) -> None:
@@ -50,10 +54,10 @@ def _draw_object(region: Pixels, scene_object: SceneObject) -> None:
         region[right**2 + down**2 <= (DOT_DIAMETER * scene_object.symbol_scale / 2) ** 2] = PALETTE[scene_object.symbol]
     else:
         rows = GLYPHS[scene_object.symbol_class][scene_object.symbol]
-        region[_compute_glyph_mask(rows, axis / scene_object.symbol_scale)] = INK
+        region[compute_glyph_mask(rows, axis / scene_object.symbol_scale)] = INK
 
 
-def _compute_glyph_mask(rows: tuple[int, ...], axis: NDArray[np.float64]) -> Mask:
+def compute_glyph_mask(rows: tuple[int, ...], axis: NDArray[np.float64]) -> Mask:
     """Return the mask [height, width] of the pixels that a glyph of 3 x 5 bits; its height is [-0.5, 0.5] on `axis`."""
     bits = np.array([[row >> (2 - i) & 1 for i in range(3)] for row in rows], dtype=np.bool_)
     column = np.floor((axis / GLYPH_WIDTH + 0.5) * 3).astype(int)
