@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from saccade.data.dataset import load_demonstrations, load_tasks, write_items
 from saccade.data.synthetic import generate_dataset, validate_dataset
 from saccade.data.synthetic.contact_sheet import draw_contact_sheet
 from saccade.data.synthetic.events import PALETTE
+from saccade.data.synthetic.generate import read_background_spans
 from saccade.data.synthetic.needles.generate import NeedleDataset
 from saccade.data.synthetic.policy_baselines import NO_DECISION, compute_policy_baselines
 from saccade.errors import ConfigError
@@ -147,6 +149,20 @@ def test_a_counter_jumps_before_the_needle():
         steps = [(after - before) % 10 for before, after in pairwise(digits)]
         assert [place + 1 for place, step in enumerate(steps) if step == 2] == [clip.place]
         assert set(steps) == {1, 2}
+
+
+REAL = Path(__file__).parents[3] / "shared" / "media"
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real videos are not on this machine")
+def test_real_clips_as_backgrounds(tmp_path):
+    (tmp_path / "clips").mkdir()
+    (tmp_path / "clips" / "a.mp4").symlink_to(REAL / "nasa_13013.mp4")
+    config = CONFIGS["opening"].model_copy(update={"haystack": str(tmp_path / "clips"), "train": 2, "test": 2})
+    generate_dataset(tmp_path / "data", config, seed=0)
+    assert validate_dataset(tmp_path / "data").problems == ()
+    spans = [read_background_spans(tmp_path / "data", split)["00000.mp4"] for split in ("train", "test")]
+    assert spans[0].end < spans[1].start  # no frame is in two splits
 
 
 def make_tasks(places, answers, **extras):
