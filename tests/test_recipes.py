@@ -315,7 +315,8 @@ def test_tiny_video_recipes_share_their_cold_start():
     bases = {key: value for key, value in settings("tiny/base").items() if key.split(".")[0] in parts}
     for name in (name for name in NAMES if name.startswith("tiny/")):
         found = settings(name)
-        if (found["synthetic.media"], found["synthetic.demonstrations"]) != ("video", "tool_calls"):
+        kind = found["synthetic.media"], found["synthetic.tasks"], found["synthetic.demonstrations"]
+        if kind != ("video", "tiling", "tool_calls"):
             continue  # demonstrations of another kind
         assert {key: found[key] for key in bases} == bases, name
 

@@ -1,4 +1,4 @@
-"""Every tiny video recipe makes an RL step with a model that was trained to call tools."""
+"""Every tiny recipe on the tiling videos makes an RL step with a model that was trained to call tools."""
 
 import math
 
@@ -8,9 +8,8 @@ from saccade.config.load import list_recipes, load_recipe
 from saccade.runs import pipeline
 from saccade.runs.run_folder import Run
 
-VIDEO_RECIPES = [
-    name for name in list_recipes() if name.startswith("tiny/") and load_recipe(name).synthetic.media == "video"
-]
+TINY_RECIPES = {name: load_recipe(name).synthetic for name in list_recipes() if name.startswith("tiny/")}
+VIDEO_RECIPES = [name for name, data in TINY_RECIPES.items() if (data.media, data.tasks) == ("video", "tiling")]
 ONE_STEP = (
     "seed=5",
     "model.num_threads=1",
