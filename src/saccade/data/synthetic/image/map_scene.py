@@ -20,7 +20,7 @@ from saccade.data.synthetic.image.objects import (
     SceneObject,
     compute_object_side,
 )
-from saccade.data.synthetic.needles.clip import NEEDLES
+from saccade.data.synthetic.needles.clip import LABELS
 from saccade.errors import ConfigError
 from saccade.utils.hashing import compute_digest
 
@@ -85,7 +85,7 @@ def sample_map(config: SyntheticConfig, rng: random.Random, index: int) -> MapSc
         )
         raise ConfigError(message, key="synthetic.needles.num_places", value=settings.num_places)
     if settings.label == "shown":
-        return MapScene(pixels=image.image_size, place=place, entries=tuple(entries), look=NEEDLES[place])
+        return MapScene(pixels=image.image_size, place=place, entries=tuple(entries), look=LABELS[place])
     if settings.num_places > len(SYMBOLS[LETTER]):
         problem = f"synthetic.needles.num_places={settings.num_places}: there are {len(SYMBOLS[LETTER])} letters"
         message = f"{problem}; decrease it, or set synthetic.needles.label=shown"

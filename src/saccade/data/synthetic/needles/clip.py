@@ -17,8 +17,8 @@ from saccade.data.synthetic.events import COLORS, Event
 from saccade.errors import ConfigError
 from saccade.utils.hashing import compute_digest
 
-SHAPES = ("disc", "square")  # of needles and openings; distinct in 16 pixels
-NEEDLES = tuple((color, shape) for color in COLORS for shape in SHAPES)
+SHAPES = ("disc", "square")  # of needles, labels and openings; distinct in 16 pixels
+LABELS = tuple((color, shape) for shape in SHAPES for color in COLORS)  # of openings and maps, in order of the places
 MARKER = "card"  # white
 
 
@@ -89,16 +89,16 @@ def require_few_calls(config: SyntheticConfig) -> None:
         )
         raise ConfigError(message, key="synthetic.needles.num_places", value=settings.num_places)
     has_looks = config.tasks == "map" or (config.tasks == "cue" and settings.cue == "opening")
-    if has_looks and settings.num_places > len(NEEDLES):
-        message = f"synthetic.needles.num_places={settings.num_places}: there are {len(NEEDLES)} different labels"
+    if has_looks and settings.num_places > len(LABELS):
+        message = f"synthetic.needles.num_places={settings.num_places}: there are {len(LABELS)} different labels"
         raise ConfigError(f"{message}; decrease it", key="synthetic.needles.num_places", value=settings.num_places)
 
 
 def sample_clip(config: SyntheticConfig, rng: random.Random, index: int) -> NeedleClip:
-    """Sample the clip with this number in its split; places, and the looks of needles in each place, are balanced."""
+    """Sample the clip with this number in its split; places, and the colors of needles in each, are balanced."""
     settings = config.needles
     place, round_ = index % settings.num_places, index // settings.num_places
-    color, shape = NEEDLES[(5 * round_ + place) % len(NEEDLES)]
+    color, shape = COLORS[(5 * round_ + place) % len(COLORS)], rng.choice(SHAPES)
     place_seconds, is_shown = config.clip_seconds / settings.num_places, False
     offset = round(rng.uniform(0, settings.call_seconds - config.event_seconds) * config.fps) / config.fps
     marks: tuple[Event, ...] = ()
@@ -131,7 +131,7 @@ def sample_clip(config: SyntheticConfig, rng: random.Random, index: int) -> Need
 def build_marks(config: SyntheticConfig, place: int, rng: random.Random) -> tuple[Event, ...]:
     """Build the cues for a needle in a place; each is shown from the end of a window to the end of its place.
 
-    opening  one in place 0, whose color and shape name the place; needle number `n` of NEEDLES names place `n`
+    opening  one in place 0, whose color and shape name the place: label `n` of LABELS names place `n`
     marker   a white card one place before the needle
     counter  in every place a digit: the number of places before it, plus one from the needle's place on, modulo 10
     """
@@ -143,7 +143,7 @@ def build_marks(config: SyntheticConfig, place: int, rng: random.Random) -> tupl
         return _build_event(start, place_seconds - settings.call_seconds, color, shape, rng)
 
     if settings.cue == "opening":
-        return (build_mark(0, *NEEDLES[place]),)
+        return (build_mark(0, *LABELS[place]),)
     if settings.cue == "marker":
         return (build_mark(place - 1, "white", MARKER),)
     first = rng.randrange(10)

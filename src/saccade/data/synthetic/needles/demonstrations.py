@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from saccade.config.schema import NeedlesConfig
 from saccade.data.synthetic import text_templates
-from saccade.data.synthetic.needles.clip import NEEDLES, NeedleClip
-from saccade.data.synthetic.needles.questions import QUESTION_TEMPLATES, format_needle
+from saccade.data.synthetic.events import COLORS
+from saccade.data.synthetic.needles.clip import NeedleClip
+from saccade.data.synthetic.needles.questions import QUESTION_TEMPLATES
 from saccade.data.synthetic.text_templates import LOOK_CLOSER, NONE_TEXT
 from saccade.types import Demonstration, Task
 
@@ -22,10 +23,11 @@ SUB_AGENT_QUESTION = "What is shown?"
 NAMED_QUESTION = "What is shown at {times}?"
 LOW, HIGH = "low", "high"  # a sub-agent's reply about a gauge
 NEEDLE_SHARE = 0.7  # of the questions that name places, and of auxiliary windows, which show the needle
+NUM_AUXILIARY_CALLS = 4  # more than the task allows
 NAMED_PER_CLIP = 2
 
 TOKENIZER_PIECES = (
-    *(LOOK_CLOSER, "I see: ", " disc", " square", SUB_AGENT_QUESTION, "What is shown at "),
+    *(LOOK_CLOSER, "I see: ", SUB_AGENT_QUESTION, "What is shown at "),
     *QUESTION_TEMPLATES.values(),
 )
 
@@ -55,7 +57,7 @@ def build_random_demonstration(
         if any(_shows_needle(clip, place) for place in chosen):
             break
     is_known = clip.is_shown or any(_shows_needle(clip, place) for chosen in looks for place in chosen)
-    answer = format_needle(clip) if is_known else " ".join(rng.choice(NEEDLES))
+    answer = clip.needle.color if is_known else rng.choice(COLORS)
     return _build(task, clip, settings, looks, answer)
 
 
@@ -69,7 +71,7 @@ def build_named_demonstration(
         places[rng.randrange(len(places))] = clip.place
     times = ", ".join(f"{place * clip.place_seconds:g}" for place in places)
     replies = [_describe_window(clip, place) for place in places]
-    answer = next((reply for reply in replies if reply == format_needle(clip)), NONE_TEXT)
+    answer = next((reply for reply in replies if reply == clip.needle.color), NONE_TEXT)
     question = NAMED_QUESTION.format(times=times)
     named = replace(task, id=f"{task.id}-named-{number}", question=question, ground_truth=answer, extras={})
     return _build(named, clip, settings, [places], answer)
@@ -81,7 +83,7 @@ def build_auxiliary_demonstration(
     """Build a demonstration of which only the sub-agents are trained."""
     places = [
         clip.place if not clip.is_shown and rng.random() < NEEDLE_SHARE else rng.randrange(clip.num_places)
-        for _ in range(settings.calls_per_turn)
+        for _ in range(NUM_AUXILIARY_CALLS)
     ]
     demonstration = _build(task, clip, settings, [places], "")
     return replace(demonstration, is_auxiliary=True, frame_budget=1)
@@ -110,7 +112,7 @@ def _shows_needle(clip: NeedleClip, place: int) -> bool:
 def _describe_window(clip: NeedleClip, place: int) -> str:
     """Return a perfect sub-agent's reply about the window of a place."""
     if _shows_needle(clip, place):
-        return format_needle(clip)
+        return clip.needle.color
     if clip.levels:
         return LOW if clip.levels[place] < 0.5 else HIGH
     return NONE_TEXT

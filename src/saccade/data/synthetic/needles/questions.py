@@ -16,11 +16,11 @@ from saccade.data.synthetic.questions import Question
 from saccade.types import AnswerType, Task
 
 QUESTION_TEMPLATES = {
-    "opening": "What does the opening announce?",
-    "marker": "What follows the marker?",
-    "counter": "What is shown where the counter jumps?",
-    "search": "What is shown when the gauge is half full?",
-    "cost": "What is shown at some time, or at the beginning?",
+    "opening": "Which colour does the opening announce?",
+    "marker": "Which colour follows the marker?",
+    "counter": "Which colour is shown where the counter jumps?",
+    "search": "Which colour is shown when the gauge is half full?",
+    "cost": "Which colour is shown at some time, or at the beginning?",
 }
 ANSWER_TYPES = dict.fromkeys(QUESTION_TEMPLATES, AnswerType.OPEN)
 
@@ -32,7 +32,7 @@ def list_question_kinds(config: SyntheticConfig) -> tuple[str, ...]:
 
 def build_candidates(kind: str, clip: NeedleClip, rng: random.Random) -> list[Question]:
     """Build the question about a clip."""
-    return [Question(kind=kind, answer=format_needle(clip))]
+    return [Question(kind=kind, answer=clip.needle.color)]
 
 
 def describe_question(question: Question, clip: NeedleClip, config: SyntheticConfig) -> tuple[str, dict[str, Any]]:
@@ -43,9 +43,4 @@ def describe_question(question: Question, clip: NeedleClip, config: SyntheticCon
 
 def compute_ground_truth(task: Task, clip: NeedleClip) -> str:
     """Compute the ground truth of a task again from the labels of its clip."""
-    return format_needle(clip)
-
-
-def format_needle(clip: NeedleClip) -> str:
-    """Format the look of a clip's needle: red disc."""
-    return f"{clip.needle.color} {clip.needle.shape}"
+    return clip.needle.color
