@@ -3,6 +3,9 @@
 import asyncio
 import gzip
 import json
+import lzma
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -15,7 +18,7 @@ from saccade.checks.run_checks import check_recipe
 from saccade.config.load import load_recipe, parse_yaml
 from saccade.data.archives import Archive, unpack
 from saccade.data.constant_baseline import compute_wording_baselines
-from saccade.data.dataset import require_gradable
+from saccade.data.dataset import iterate_items, require_gradable
 from saccade.data.option_shuffle import restore_options
 from saccade.data.visibility import is_answerable
 from saccade.environments.openenv import Openenv
@@ -24,6 +27,7 @@ from saccade.errors import ConfigError, DataError, EnvironmentServerError, Media
 from saccade.media.subtitles import read_cues
 from saccade.models import tiny
 from saccade.reporting.episode_view import build_timeline
+from saccade.rewards.answer_types.number_scanner import scan_numbers
 from saccade.runs.run_folder import Run
 from saccade.testing import build_example_episodes
 from saccade.training.episode_log import read_rollouts
@@ -294,3 +298,45 @@ def test_a_server_at_a_port_beyond_the_last_is_refused(tmp_path):
 def test_a_ground_truth_without_end_is_refused(answer_type, truth):
     with raises(DataError, key="ground_truth"):
         require_gradable(build_task(answer_type=answer_type, ground_truth=truth), "a.jsonl")
+
+
+@pytest.mark.parametrize("name", ["question\n", "que\r\nstion", "a\u2028b", "\x85"])
+def test_an_error_is_one_line_whatever_it_quotes(tmp_path, name):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps({"id": "1", name: "Which?"}) + "\n")
+    with pytest.raises(DataError) as caught:
+        list(iterate_items(path, Task))
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("section", ["", "environment.settings."])
+def test_a_key_of_many_levels_is_refused(section):
+    key = section + ".".join(["a"] * 2000)
+    with raises(ConfigError, key=key):
+        load_recipe("tiny/base", [f"{key}=1"])
+
+
+def test_a_mixed_number_of_thousands_of_digits_is_no_answer():
+    assert scan_numbers("9" * 5000 + " 1/2")[0].value is None
+
+
+@pytest.mark.parametrize("bounds", [(0.5, 0.5, 0.9, 0.9), (0.5, 0.1, 0.9, 0.9)])
+def test_boxes_that_rounding_makes_lines_have_a_baseline(bounds):
+    truth = tuple(value / 1e6 for value in bounds)
+    task = build_task(answer_type="box", ground_truth=truth, extras={"question": "where", "width": 1, "height": 1e9})
+    assert compute_wording_baselines([task])[task.digest] >= 0
+
+
+def test_an_archive_whose_dictionary_exceeds_the_memory_is_refused(tmp_path):
+    content = bytearray(lzma.compress(build_tar({"a.txt": b"red"}), format=lzma.FORMAT_ALONE))
+    content[1:5] = b"\xff\xff\xff\xff"  # the size of the dictionary
+    (tmp_path / "a.tar.xz").write_bytes(content)
+    code = (
+        "import resource, sys; from pathlib import Path; from saccade.data.archives import *\n"
+        "from saccade.errors import DataError\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\n"
+        "try: unpack(Path(sys.argv[1]), Archive(name='a.tar.xz', parts=('a.tar.xz',)), Path(sys.argv[1]) / 'out')\n"
+        "except DataError as error: sys.exit(0 if 'a.tar.xz' in error.key else 1)\n"
+        "sys.exit(2)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == 0

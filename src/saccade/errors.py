@@ -23,12 +23,12 @@ from collections.abc import Iterator
 
 
 class SaccadeError(Exception):
-    """An error that a user can fix; its text is one clear sentence."""
+    """An error that a user can fix; its text is one clear sentence, in one line whatever names it quotes."""
 
     exit_code = 1  # of the command line
 
     def __init__(self, message: str = "", *, key: str = "", value: object = None) -> None:
-        super().__init__(message)
+        super().__init__(" ".join(message.splitlines()))
         # the cause, so that a program needn't parse the sentence: a recipe key ("rl.max_staleness"), a setting
         # ("crop_video.fps"), a field of a row ("ground_truth"), or a file's path
         self.key = key

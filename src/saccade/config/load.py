@@ -236,6 +236,8 @@ def _parse_override(text: str, recipe_type: type[Recipe]) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise ConfigError(f"the override {text!r} must have the form key=value, such as rl.optim.lr=1e-6", key=key)
+    if key.count(".") >= _MAX_YAML_DEPTH:
+        raise ConfigError(f"the override {text!r:.80}… is nested deeper than {_MAX_YAML_DEPTH} levels", key=key)
     nested: Any = parse_yaml(value, f"the override {text!r}", key=key)
     for part in reversed(key.split(".")):
         nested = {part: nested}
@@ -292,10 +294,11 @@ def _find_unknown_keys(data: Any, schema: Any, prefix: str) -> Iterator[tuple[st
 
 
 def _find_first_leaf(key: str, value: Any) -> tuple[str, Any]:
-    if isinstance(value, Mapping) and value:
-        name, inner = next(iter(value.items()))
-        return _find_first_leaf(f"{key}.{name}", inner)
-    return key, value
+    names = [key]
+    while isinstance(value, Mapping) and value:
+        name, value = next(iter(value.items()))
+        names.append(str(name))
+    return ".".join(names), value
 
 
 def list_keys(schema: type[Section] = Recipe, prefix: str = "") -> Iterator[str]:

@@ -40,6 +40,7 @@ _UNSUPPORTED_NAME_PATTERN = re.compile(
 _READ_ERRORS = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, NotImplementedError),
     *(ValueError, IndexError, OverflowError, struct.error),  # zipfile's for damaged directories
+    MemoryError,  # lzma's for a damaged size of its dictionary
 )
 _CHUNK_BYTES = 2**20  # held in memory at a time
 

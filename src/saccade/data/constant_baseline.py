@@ -104,6 +104,8 @@ def _sum_best_box_iou(answer_counts: AnswerCounts) -> float:
     left, top, right, bottom = np.array(list(answer_counts), dtype=np.float64).T
     counts = np.array(list(answer_counts.values()), dtype=np.float64)
     x_intervals, y_intervals = _build_intervals((*left, *right)), _build_intervals((*top, *bottom))
+    if not (x_intervals.size and y_intervals.size):  # the rounded boxes are lines
+        return 0.0
     # Arrays are [vertical intervals of the constant box, ground-truth boxes].
     height = np.clip(np.minimum(bottom, y_intervals[:, 1:]) - np.maximum(top, y_intervals[:, :1]), 0, None)
     best = 0.0

@@ -200,7 +200,7 @@ def _split_list(run: str, before: str) -> list[str]:
 def _read_value(kind: str, text: str) -> float | None:
     try:
         value = _READERS[kind](text)
-    except (OverflowError, ZeroDivisionError):
+    except (ArithmeticError, ValueError):  # Python refuses integers of more than 4,300 digits
         return None
     return value if value is not None and math.isfinite(value) else None
 
