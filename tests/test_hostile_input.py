@@ -340,3 +340,14 @@ def test_an_archive_whose_dictionary_exceeds_the_memory_is_refused(tmp_path):
         "sys.exit(2)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == 0
+
+
+@pytest.mark.parametrize("command", ["sft", "rl", "train"])
+def test_more_processes_than_the_machine_has_room_for_are_refused(command):
+    fail(ConfigError, command, "tiny/base", "--nproc", 10_000, key="--nproc", value=10_000)
+
+
+@pytest.mark.parametrize("section", ["evaluation", "validation"])
+def test_more_samples_of_a_task_than_can_be_planned_are_refused(section):
+    with raises(ConfigError, key=f"{section}.num_samples", value=10**11):
+        load_recipe("tiny/base", [f"{section}.num_samples={10**11}"])

@@ -123,7 +123,7 @@ def _join_processes(recipe: Recipe, num_processes: int | None) -> Iterator[bool]
     from saccade.training.distributed.launch import is_launched, join_training_processes, launch_processes
 
     if num_processes is not None and not is_launched():
-        launch_processes(num_processes)
+        launch_processes(num_processes, recipe.model)
         yield False
         return
     with join_training_processes(recipe.model) as is_main:

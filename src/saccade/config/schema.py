@@ -42,6 +42,7 @@ def _check_cluster_address(address: str) -> str:
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
+SampleCount = Annotated[int, Field(ge=1, le=10_000)]  # of a task; each is planned before the first one starts
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -704,7 +705,7 @@ class EvaluationConfig(Section):
     """How a model is evaluated."""
 
     limit: NonNegativeInt = 0  # number of tasks; 0 = all
-    num_samples: PositiveInt = 1  # episodes per task
+    num_samples: SampleCount = 1  # episodes per task
     temperature: NonNegativeFloat = 0.0  # sampling temperature; 0 = greedy
     # frame budgets, assigned to tasks in turn; empty = the environment's num_frames
     frame_budgets: tuple[PositiveInt, ...] = ()
@@ -726,7 +727,7 @@ class ValidationConfig(Section):
     # how episodes are sampled: greedy = at temperature 0, once per task; sampled = at `temperature`
     modes: Annotated[tuple[Literal["greedy", "sampled"], ...], Field(min_length=1)] = ("greedy", "sampled")
     temperature: PositiveFloat | None = None  # temperature of the mode sampled; null = sampling.temperature
-    num_samples: PositiveInt = 1  # episodes per task in the mode sampled
+    num_samples: SampleCount = 1  # episodes per task in the mode sampled
     # frame budgets, assigned to tasks in turn; empty = the environment's num_frames
     frame_budgets: tuple[PositiveInt, ...] = ()
     max_concurrency: PositiveInt = 512  # maximum number of episodes in progress

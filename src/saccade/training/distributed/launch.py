@@ -17,10 +17,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 
 from saccade.config.schema import ModelConfig
-from saccade.errors import RunError, convert_errors
+from saccade.errors import ConfigError, RunError, convert_errors
 from saccade.training.distributed.conductor import Conductor, create_control_group, follow
 from saccade.training.distributed.worker import Worker
 
+MAX_PROCESSES_PER_CORE = 4  # more only wait for each other, and fill the memory
 _conductor: Conductor | None = None
 
 
@@ -103,12 +104,26 @@ def raise_stopped(signal_number: int, frame: FrameType | None) -> None:
     raise RunError("another rank of this training was lost, or the job was stopped (SIGTERM); resume it with --resume")
 
 
-def launch_processes(num_processes: int) -> None:
-    """Run this command in `num_processes` processes of this machine. Raises SystemExit if one of them fails."""
+def launch_processes(num_processes: int, settings: ModelConfig) -> None:
+    """Run this command in `num_processes` processes of this machine. Raises SystemExit if one of them fails.
+
+    Raises ConfigError for more processes than GPUs, or than MAX_PROCESSES_PER_CORE on each core.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    if settings.device.partition(":")[0] == "cuda":
+        limit, devices = torch.cuda.device_count(), f"{torch.cuda.device_count()} GPUs, one for each process"
+    else:
+        limit = MAX_PROCESSES_PER_CORE * (os.cpu_count() or 1)
+        devices = f"{os.cpu_count()} cores, for at most {MAX_PROCESSES_PER_CORE} processes each"
+    if num_processes > limit:
+        raise ConfigError(
+            f"--nproc {num_processes} is too many: this machine has {devices}; lower it",
+            key="--nproc",
+            value=num_processes,
+        )
     config = LaunchConfig(
         run_id=uuid.uuid4().hex,
         min_nodes=1,
