@@ -20,6 +20,7 @@ from archive_cases import build_tar, build_zip
 from PIL import Image
 from published_rows import EXAMPLES, PARAVT_RL_ROWS, PARAVT_SFT_ROWS, PYVISION_RL_ROWS, PYVISION_SFT_ROWS
 from rich.table import Table
+from toy_rows import MAKERS, write_copy
 
 from saccade import plugins
 from saccade.chat.message_renderer import MessageRenderer
@@ -30,14 +31,16 @@ from saccade.config.load import RECIPES_DIR, load_recipe, parse_yaml
 from saccade.data.archives import Archive, unpack
 from saccade.data.dataset import iterate_items, require_gradable
 from saccade.data.importer import import_dataset
+from saccade.data.materialize import PathRewriter
 from saccade.data.visibility import is_answerable
 from saccade.engines.remote import sglang_api, vllm_api
 from saccade.engines.remote.server import Server, ServerError, ServerRequest
 from saccade.environments.openenv import Openenv
 from saccade.environments.prompt import load_subtitles
 from saccade.errors import SaccadeError
+from saccade.evaluation.benchmarks.base import Answer, grade
 from saccade.evaluation.compare import Evaluation, compare_evaluations
-from saccade.evaluation.records import Record
+from saccade.evaluation.records import Record, read_scored_episodes, void_changed_records
 from saccade.interop.lmms_logs import read_samples
 from saccade.ledger import ImageRef, Ledger, Origin, Segment
 from saccade.media.image import read_image, read_image_size
@@ -237,6 +240,20 @@ def read_demonstrations(rng, folder):
     list(iterate_items(path, Demonstration))
 
 
+PATHS = {
+    "video": "longvt_source/a/1.mp4",
+    "extra": '{"path": "file://selfqa\\\\/\\\\u00e9.mp4"}',
+    "list": ["museg/charades/1.mp4"],
+}
+
+
+def rewrite_paths(rng, folder):
+    for reverse in (False, True):
+        rewriter = PathRewriter(str(folder), reverse=reverse)
+        rewriter.rewrite_value(mutate_value(PATHS, rng))
+        rewriter.rewrite_json(mutate_json_text(PATHS, rng))
+
+
 EXTRAS = {
     **{"question": "at", "target": "red", "seconds": 64.0, "events": [[4.0, 6.0, "red"], [20, 22]], "scene": 3},
     **{"needs": [[1, 2]], "cover": [0, 4], "event_seconds": 2.0, "width": 640, "height": 480},
@@ -422,6 +439,29 @@ def report_damaged_run(rng, folder):
         path.write_bytes(content)
 
 
+@cache
+def build_records() -> tuple[dict, ...]:
+    outcomes = [
+        ScoredEpisode(episode=episode, score=Score(value=1.0, parts={"accuracy": 1.0}, correct=1.0))
+        for episode in build_example_episodes()
+    ]
+    records = [
+        Record(task=f"{number}", frame_budget=4, sample_index=0, fingerprint="seed=1", outcome=outcome)
+        for number, outcome in enumerate(outcomes)
+    ]
+    return tuple(json.loads(encode_json_line(record)) for record in records)
+
+
+def read_results(rng, folder):
+    path = write(folder, f"{rng.random()}.jsonl", mutate_json_text(rng.choice(build_records()), rng) + "\n")
+    try:
+        void_changed_records(path, {}, "seed=1")
+        scored = read_scored_episodes(path)
+        compare_evaluations({"a": Evaluation(scored=scored)})
+    finally:
+        path.unlink()
+
+
 class _Optimizer:
     def restore(self, folder):
         pass
@@ -487,6 +527,32 @@ def read_tool_format(rng, folder):
     name, text = rng.choice([*FORMAT_REPLIES.items()])
     text = mutate(text, rng)
     assert plugins.load("chat.tool_formats", name)(text).text == text
+
+
+@cache
+def build_benchmark(name, folder):
+    """Return a benchmark and the tasks of its toy rows."""
+    benchmark = plugins.resolve("evaluation.benchmarks", name, {})()
+    return benchmark, benchmark.load_tasks(write_copy(name, folder / name))
+
+
+def grade_benchmark_answer(rng, folder):
+    benchmark, tasks = build_benchmark(rng.choice([*MAKERS]), folder)
+    text = mutate(rng.choice(ANSWERS), rng)
+    for scoring in ("strict", "lenient"):
+        task = rng.choice(tasks)
+        (graded,) = grade(benchmark, [task], {task.id: Answer(text=text)}, scoring=scoring)
+        assert 0.0 <= graded.value <= 1.0
+
+
+def read_benchmark_rows(rng, folder):
+    name = rng.choice([*MAKERS])
+    rows = list(MAKERS[name]())[:9]
+    number = rng.randrange(len(rows))
+    rows[number] = mutate_value(rows[number], rng)
+    plugins.resolve("evaluation.benchmarks", name, {})().load_tasks(
+        write_copy(name, folder / f"rows of {name}", rows), allow_incomplete=True
+    )
 
 
 @cache
@@ -761,17 +827,21 @@ SURFACES = {
     "files of demonstrations": read_demonstrations,
     "extras of tasks": read_extras,
     "published rows (importers)": import_rows,
+    "paths of media (materialize)": rewrite_paths,
     "archives": unpack_archive,
     "subtitles": read_subtitles,
     "pictures": read_picture,
     "videos": read_clip,
     "metrics.jsonl": read_metrics,
+    "results of evaluations": read_results,
     "files of a run (report)": report_damaged_run,
     "files of a checkpoint": read_checkpoint,
     "lmms-eval's logs": read_lmms_samples,
     "replies of models": read_reply,
     "tool formats": read_tool_format,
     "answers, by type": score_answer,
+    "answers, by benchmark": grade_benchmark_answer,
+    "rows of benchmarks": read_benchmark_rows,
     "completions of vLLM": read_vllm_reply,
     "completions of SGLang": read_sglang_reply,
     "handshakes": describe_server,

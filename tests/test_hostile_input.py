@@ -12,18 +12,22 @@ import pytest
 from archive_cases import build_tar
 from commands import bad, fail, good, run
 from error_cases import raises
+from toy_rows import MAKERS, write_copy
 
 import saccade
+from saccade import plugins
 from saccade.checks.run_checks import check_recipe
 from saccade.config.load import load_recipe, parse_yaml
 from saccade.data.archives import Archive, unpack
 from saccade.data.constant_baseline import compute_wording_baselines
 from saccade.data.dataset import iterate_items, require_gradable
+from saccade.data.materialize import PathRewriter
 from saccade.data.option_shuffle import restore_options
 from saccade.data.visibility import is_answerable
 from saccade.environments.openenv import Openenv
 from saccade.environments.prompt import load_subtitles
 from saccade.errors import ConfigError, DataError, EnvironmentServerError, MediaError, RunError
+from saccade.evaluation.benchmarks.base import find_missing_media
 from saccade.media.subtitles import read_cues
 from saccade.models import tiny
 from saccade.reporting.episode_view import build_timeline
@@ -351,3 +355,17 @@ def test_more_processes_than_the_machine_has_room_for_are_refused(command):
 def test_more_samples_of_a_task_than_can_be_planned_are_refused(section):
     with raises(ConfigError, key=f"{section}.num_samples", value=10**11):
         load_recipe("tiny/base", [f"{section}.num_samples={10**11}"])
+
+
+def test_a_path_with_a_backslash_of_its_own_is_rewritten(tmp_path):
+    rewriter = PathRewriter(str(tmp_path))
+    assert rewriter.rewrite_value("selfqa/\\u12.mp4") == f"{tmp_path}/selfqa/\\u12.mp4"
+    assert rewriter.missing_files == {"selfqa/\\u12.mp4"}
+
+
+def test_a_row_that_names_a_video_of_thousands_of_characters_is_read(tmp_path):
+    (row, *others) = MAKERS["mlvu"]()
+    benchmark = plugins.resolve("evaluation.benchmarks", "mlvu", {})()
+    folder = write_copy("mlvu", tmp_path, [{**row, "video": "x" * 5000}, *others])
+    tasks = benchmark.load_tasks(folder, allow_incomplete=True)
+    assert find_missing_media(tasks)[tasks[0].id] == [tasks[0].media[0].path]

@@ -8,7 +8,9 @@ import pytest
 from saccade import plugins
 from saccade.chat.message_renderer import MessageRenderer
 from saccade.chat.parser import parse_reply
+from saccade.data import conversations
 from saccade.data.conversations import SourceMessage, find_bodies
+from saccade.data.materialize import PathRewriter
 from saccade.errors import ToolError
 from saccade.testing import FakeMediaLoader
 from saccade.tools.base import ToolContext
@@ -78,3 +80,17 @@ def test_paths_in_questions(unit):
     )
     with pytest.raises(ToolError):
         select_video("b.mp4", ctx=ctx)
+
+
+@pytest.mark.parametrize("unit", [" ", "\n", "]", ":"])
+def test_tool_responses_that_report_an_error(unit):
+    message = SourceMessage.model_validate({"role": "user", "content": fill(unit, "[Error:", "!")})
+    (result,) = conversations._parse_tool_responses([message], 1)
+    assert result.text.startswith("[Error")
+
+
+@pytest.mark.parametrize("unit", ["\\", "\\u", "\\\\/", "../"])
+def test_paths_of_media(unit, tmp_path):
+    rewriter = PathRewriter(str(tmp_path))
+    path = fill(unit, "selfqa/", "x")
+    assert rewriter.rewrite_value(path).endswith(path)

@@ -1,6 +1,7 @@
 """`saccade eval RUN --bench videomme,mlvu --bench-data FOLDER`: evaluate published benchmarks, one after the other."""
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -264,7 +265,7 @@ def _prepare_data(benchmark_data: BenchmarkData, benchmark: Any, name: str, subs
                 archives=find_archives(list_archive_files(folder)),
                 on_progress=on_progress,
             )
-    missing = [path for path in missing if not Path(path).is_file()]
+    missing = [path for path in missing if not os.path.isfile(path)]
     archives = (str(folder / archive) for archive in list_archive_files(folder, supported=False))
     explanation = explain_manual_unpacking(archives) if missing and not benchmark_data.allow_incomplete else ""
     if explanation:

@@ -14,6 +14,7 @@ import functools
 import io
 import itertools
 import lzma
+import os
 import re
 import shutil
 import stat
@@ -168,7 +169,7 @@ def extract_missing(
         ensure_downloaded(archive)
         resolve_target = functools.partial(_match_member, folder, archive.stem, frozenset(remaining), unique_names)
         _extract_members(folder, archive, resolve_target, on_progress)
-        remaining = {path for path in remaining if not (folder / path).is_file()}
+        remaining = {path for path in remaining if not os.path.isfile(folder / path)}
     return remaining
 
 
@@ -191,7 +192,7 @@ def _extract_members(
     with _explain_read_errors(archive_path), _ConcatenatedFile([folder / part for part in archive.parts]) as raw:
         for name, size, opened in _iterate_members(archive, io.BufferedReader(raw, _CHUNK_BYTES)):
             target = resolve_target(name)
-            if target is None or target.is_file():
+            if target is None or os.path.isfile(target):
                 continue
             require_disk_space(target.parent, size, f"{name} of {archive_path}")
             with (

@@ -39,7 +39,7 @@ _IMAGE_NAME_PATTERN = re.compile(r"<image_clue_\d+>\s*</image_clue_\d+>[ \t]*\n{
 _INTERPRETER_PATTERN = re.compile(r"(?:(?<!\s)\s++)?<interpreter>(.*?)(?:</interpreter>\s*+|\Z)", re.DOTALL)
 
 
-_ERROR_RESPONSE_PATTERN = re.compile(r"\[Error\b:?\s*(.*)\]", re.DOTALL)  # a whole tool response, as ParaVT writes it
+_ERROR_RESPONSE_PATTERN = re.compile(r"\[Error\b:?+\s*+(.*)\]", re.DOTALL)  # a whole tool response, as ParaVT writes it
 
 
 def _is_exception(value: object) -> bool:

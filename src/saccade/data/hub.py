@@ -125,7 +125,7 @@ class HubClient:
         needs `referenced`). Raises DataError if files are in neither, or an archive can't be read or doesn't fit.
         """
         snapshot = _read_snapshot(folder)
-        missing = compute_relative_paths(folder, (path for path in paths if not Path(path).is_file()))
+        missing = compute_relative_paths(folder, (path for path in paths if not os.path.isfile(path)))
         self._download_files(folder, snapshot, sorted(missing.intersection(snapshot.sizes)))
         not_found = extract_missing(
             folder,

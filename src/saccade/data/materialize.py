@@ -5,6 +5,7 @@ media root as a prefix: in columns, in lists, in JSON inside texts. Removing the
 other programs: Saccade takes the folder as `saccade data import --root` and as the recipe's `data.media_root`.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from saccade.utils.files import write_atomically, write_text
 from saccade.utils.jsonl import require_file
 
 MEDIA_PREFIXES = ("longvt_source/", "museg/charades/", "museg/et_instruct_164k/", "selfqa/")
+_ESCAPED = re.compile(r"(?<!\\)\\++([u/])")  # each layer of JSON in JSON doubles the backslashes
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 
 
@@ -67,9 +69,10 @@ class PathRewriter:
 
     def _replace_match(self, match: re.Match[str]) -> str:
         scheme, path = match[1] or "", match[3]
-        decoded = re.sub(r"\\+/", "/", path)
+        decoded = _ESCAPED.sub(r"\\\1", path).replace("\\/", "/")
         if "\\u" in decoded:
-            decoded = json.loads('"' + re.sub(r"\\+u", r"\\u", decoded) + '"')
+            with contextlib.suppress(ValueError):  # the path has a backslash of its own
+                decoded = json.loads(f'"{decoded}"')
         # never rewrite a path that leads out of the root
         if ".." in decoded.split("/"):
             self.missing_files.add(decoded)

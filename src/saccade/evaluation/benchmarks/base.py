@@ -6,6 +6,7 @@ published rule handles reasoning, calls or tags.
 Denominators are fixed: failures, missing answers and answers that can't be parsed score 0 and are counted.
 """
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -247,7 +248,7 @@ class Benchmark:
 
 def find_missing_media(tasks: Iterable[Task]) -> dict[str, list[str]]:
     """Return by task id the missing media files, subtitles included, of each task that lacks some."""
-    missing = {task.id: [path for path in list_media_files(task) if not Path(path).is_file()] for task in tasks}
+    missing = {task.id: [path for path in list_media_files(task) if not os.path.isfile(path)] for task in tasks}
     return {task_id: paths for task_id, paths in missing.items() if paths}
 
 

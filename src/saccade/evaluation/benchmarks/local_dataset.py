@@ -31,7 +31,7 @@ class BenchmarkRow(SourceRow):
     def resolve_video(self, *names: str) -> tuple[Media, ...]:
         """Return the first of these files that exists, else the first one; whether it exists is checked on use."""
         paths = [self.media_dir / name for name in names]
-        return (Media(path=str(next((path for path in paths if path.is_file()), paths[0]))),)
+        return (Media(path=str(next((path for path in paths if os.path.isfile(path)), paths[0]))),)
 
     def resolve_sidecar(self, media: Media, *names: str, required: bool = False) -> str:
         """Return the first of these files that exists, relative to the folder of `media`, else "".
@@ -40,7 +40,7 @@ class BenchmarkRow(SourceRow):
         relative path makes a task independent of the copy's location.
         """
         paths = [self.media_dir / name for name in names]
-        path = next((path for path in paths if path.is_file()), paths[0] if required else None)
+        path = next((path for path in paths if os.path.isfile(path)), paths[0] if required else None)
         return "" if path is None else Path(os.path.relpath(path, Path(media.path).parent)).as_posix()
 
     def resolve_image(self, value: Any) -> Media:
@@ -51,7 +51,7 @@ class BenchmarkRow(SourceRow):
         path = _get_named_path(value)
         if path is not None:
             candidates = [self.media_dir / path, self.media_dir / "images" / path, self.media_dir / "data" / path]
-            file = next((candidate for candidate in candidates if candidate.is_file()), candidates[0])
+            file = next((candidate for candidate in candidates if os.path.isfile(candidate)), candidates[0])
             return Media(path=str(file), kind=MediaKind.IMAGE)
         content, folder = value["bytes"] if isinstance(value, Mapping) else value, self.media_dir / UNPACKED_DIR
         if not isinstance(content, bytes):
