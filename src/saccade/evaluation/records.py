@@ -13,7 +13,7 @@ from saccade.metrics.episode_metrics import ERROR_STATUSES
 from saccade.types import ScoredEpisode, UngradedEpisode
 from saccade.utils.files import convert_file_errors
 from saccade.utils.hashing import compute_digest
-from saccade.utils.jsonl import read_jsonl, write_jsonl
+from saccade.utils.jsonl import pause_garbage_collection, read_jsonl, write_jsonl
 
 SampleKey = tuple[str, int | None, int]  # task, frame_budget and sample_index of a record
 
@@ -111,8 +111,9 @@ def _read_file(path: Path) -> _ResultsFile:
 def _read_relocated_records(path: Path, resolved: Path, modified_ns: int, size: int) -> _ResultsFile:
     """Return the records of a results file; the other arguments identify its content."""
     resolve_path = functools.cache(lambda file: os.path.normpath(path.parent / file))
-    records = read_jsonl(path, Record, skip_truncated_line=True)
-    newest = tuple(map_media_paths(record, resolve_path) for record in _select_newest(records))
+    with pause_garbage_collection():
+        records = read_jsonl(path, Record, skip_truncated_line=True)
+        newest = tuple(map_media_paths(record, resolve_path) for record in _select_newest(records))
     return _ResultsFile(newest, tuple(record for record in records if record.is_void))
 
 

@@ -4,7 +4,9 @@ Untyped values (`Task.extras`, `Call.arguments`) must be JSON-like: a tuple in t
 and NaN are preserved.
 """
 
+import contextlib
 import dataclasses
+import gc
 import json
 import os
 import stat
@@ -74,6 +76,18 @@ def append_jsonl(path: str | os.PathLike[str], item: Any) -> None:
         sync_path(Path(path).parent)
 
 
+@contextlib.contextmanager
+def pause_garbage_collection() -> Iterator[None]:
+    """Pause the collector while thousands of objects are made that all stay: it would visit each of them often."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def read_jsonl(
     path: str | os.PathLike[str], item_type: type[ItemT], *, skip_truncated_line: bool = False
 ) -> list[ItemT]:
@@ -81,7 +95,8 @@ def read_jsonl(
 
     Raises DataError, which names file and line and has the field as key, for a line that isn't an `item_type`.
     """
-    return list(iterate_jsonl(path, item_type, skip_truncated_line=skip_truncated_line))
+    with pause_garbage_collection():
+        return list(iterate_jsonl(path, item_type, skip_truncated_line=skip_truncated_line))
 
 
 def iterate_jsonl(
