@@ -93,7 +93,10 @@ def test_policies_are_those_of_the_tasks(dataset):
     policies = looking.parse_policies(tasks[0])
     assert set(policies) == set(looking.POLICY_LABELS)
     assert policies["oracle"].accuracy == 1.0
-    net = {name: policy.accuracy - looking.get_call_cost(tasks[0]) * policy.calls for name, policy in policies.items()}
+    net = {
+        name: policy.accuracy - looking.get_tool_call_penalty(tasks[0]) * policy.calls
+        for name, policy in policies.items()
+    }
     assert max(net, key=net.get) == "oracle"
     assert net[looking.NO_DECISION] == max(net[name] for name in ("exhaustive", "uniform", "fixed", "constant"))
     wrong = {**tasks[0].extras["policies"], "oracle": [0.5, 1.0]}
@@ -131,8 +134,8 @@ def test_the_same_seed_gives_the_same_files(tmp_path):
 
 
 def test_contact_sheets(dataset, tmp_path):
-    draw_contact_sheet(dataset[1], tmp_path / "sheet.png")
-    assert image.read_image(str(tmp_path / "sheet.png")).height > 400
+    draw_contact_sheet(dataset[1], tmp_path / "contact_sheet.png")
+    assert image.read_image(str(tmp_path / "contact_sheet.png")).height > 400
 
 
 def test_a_gauge_rises_and_is_half_full_at_the_needle():
@@ -197,7 +200,7 @@ def test_the_best_search_divides_each_range():
     tasks = [replace(task, extras={**task.extras, "question": "search"}) for task in tasks]
     settings = NeedlesConfig(num_places=3, calls_per_turn=1, turns=2)
     assert compute_policy_baselines(tasks, settings)["oracle"] == [1.0, pytest.approx((1 + 2 + 2) / 3)]
-    # Of five places, two remain: their answers are guessed.
+    # Of five places, two remain: their answers are random.
     tasks = [
         replace(task, extras={**task.extras, "place": place}) for task, place in zip(tasks, (0, 2, 4), strict=True)
     ]
@@ -214,7 +217,7 @@ def test_calls_that_cost_are_subtracted():
     tasks = [
         replace(task, extras={**task.extras, "question": "cost", "is_shown": i == 0}) for i, task in enumerate(tasks)
     ]
-    policies = compute_policy_baselines(tasks, NeedlesConfig(num_places=4, calls_per_turn=1, call_cost=0.3))
+    policies = compute_policy_baselines(tasks, NeedlesConfig(num_places=4, calls_per_turn=1, tool_call_penalty=0.3))
     assert policies["oracle"] == [1.0, 0.5]
     # Never looking is right where the overview shows the answer, and in half of the others: 0.75 against 1 - 0.3.
     assert policies["fixed"] == [0.75, 0]
@@ -260,7 +263,7 @@ def test_recipes_have_the_limits_of_their_baselines(name):
     calls = 1 if recipe.environment.name == "python" else environment["max_calls"]  # code may show several crops
     assert calls == needles.calls_per_turn or recipe.environment.name == "python"
     if recipe.synthetic.tasks == "cost":
-        assert recipe.rewards["tool_call_penalty"].settings["penalty"] == needles.call_cost
+        assert recipe.rewards["tool_call_penalty"].settings["penalty"] == needles.tool_call_penalty
 
 
 def test_manifests_of_tiling_are_unchanged(tmp_path):

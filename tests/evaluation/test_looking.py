@@ -82,7 +82,7 @@ def test_tasks_without_valid_needs_have_no_metrics(needs):
 
 
 def test_metrics_over_episodes():
-    extras = {"policies": {"oracle": [1.0, 1.0], NO_DECISION: [0.3, 2]}, "call_cost": 0.1}
+    extras = {"policies": {"oracle": [1.0, 1.0], NO_DECISION: [0.3, 2]}, "tool_call_penalty": 0.1}
     scored = [
         make_episode(make_turn(window(0, 8), window(8, 16)), extras=extras, visual_tokens=6),
         make_episode(make_turn(window(30, 40)), extras=extras, accuracy=0.0, visual_tokens=4),

@@ -191,7 +191,7 @@ class NeedlesConfig(Section):
     # search: what grows through the clip, and is half full at the needle
     gauge: Literal["bar", "brightness", "clock"] = "bar"
     shown_share: Fraction = 0.5  # cost: share of the clips whose overview shows the needle
-    call_cost: NonNegativeFloat = 0.2  # cost: what each call costs, in units of accuracy; baselines subtract it
+    tool_call_penalty: NonNegativeFloat = 0.2  # cost: what each call costs, in units of accuracy; baselines subtract it
     # map: whether the overview shows the label, or a call must read it first
     label: Literal["shown", "small"] = "shown"
 

@@ -2,7 +2,7 @@
 
     task.extras["needs"]      spans [start, end] in seconds, or boxes [left, top, right, bottom] in pixels of the image
     task.extras["policies"]   accuracy and calls of reference policies
-    task.extras["call_cost"]  what a call costs, in units of accuracy
+    task.extras["tool_call_penalty"]  what a call costs, in units of accuracy
     an executed call          what it looked at: its window, its box, or the boxes that its code writes out
 
 Any dataset may have these extras; a task without `needs` has no metrics of looking.
@@ -122,10 +122,10 @@ def compute_looking_metrics(scored: Sequence[ScoredEpisode], accuracies: Sequenc
         "coverage": [looking.coverage for _, looking, _ in pairs if looking.coverage is not None],
         "overlap": [looking.overlap for _, looking, _ in pairs if looking.overlap is not None],
     }
-    nets = [accuracy - get_call_cost(episode.task) * _count_executed(episode) for episode, _, accuracy in pairs]
+    nets = [accuracy - get_tool_call_penalty(episode.task) * _count_executed(episode) for episode, _, accuracy in pairs]
     values["net_accuracy"] = nets
     values["regret"] = [
-        oracle.accuracy - get_call_cost(episode.task) * oracle.calls - net
+        oracle.accuracy - get_tool_call_penalty(episode.task) * oracle.calls - net
         for (episode, _, _), net in zip(pairs, nets, strict=True)
         if (oracle := parse_policies(episode.task).get("oracle")) is not None
     ]
@@ -156,9 +156,9 @@ def parse_policies(task: Task) -> dict[str, Policy]:
     return policies
 
 
-def get_call_cost(task: Task) -> float:
+def get_tool_call_penalty(task: Task) -> float:
     """Return what a call costs in units of accuracy, from the task's extras; 0 if it has none."""
-    return to_finite(task.extras.get("call_cost")) or 0.0
+    return to_finite(task.extras.get("tool_call_penalty")) or 0.0
 
 
 def parse_needs(task: Task) -> tuple[Region, ...]:

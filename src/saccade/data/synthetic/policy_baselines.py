@@ -41,7 +41,7 @@ def compute_policy_baselines(tasks: Sequence[Task], settings: NeedlesConfig) -> 
         return score([float(place in chosen) for place in range(num_places)], len(chosen))
 
     def compute_net(policy: Sequence[float]) -> float:
-        return policy[0] - get_call_cost(kind, settings) * policy[1]
+        return policy[0] - get_tool_call_penalty(kind, settings) * policy[1]
 
     frequent = [place for place, _ in Counter(p for p, s in zip(places, shown, strict=True) if not s).most_common()]
     frequent += [place for place in range(num_places) if place not in frequent]
@@ -58,8 +58,8 @@ def compute_policy_baselines(tasks: Sequence[Task], settings: NeedlesConfig) -> 
 
 def add_policy_baselines(tasks: Sequence[Task], settings: NeedlesConfig) -> list[Task]:
     """Return the tasks of a split with the scores of reference policies, and the cost of a call, in their extras."""
-    cost = get_call_cost(str(tasks[0].extras["question"]), settings)
-    extras = {"policies": compute_policy_baselines(tasks, settings), "call_cost": cost}
+    cost = get_tool_call_penalty(str(tasks[0].extras["question"]), settings)
+    extras = {"policies": compute_policy_baselines(tasks, settings), "tool_call_penalty": cost}
     return [replace(task, extras={**task.extras, **extras}) for task in tasks]
 
 
@@ -71,9 +71,9 @@ def find_wrong_policies(root: Path, tasks: Sequence[Task]) -> list[str]:
     return [f"the policies of {wrong[0]} and {len(wrong) - 1} more tasks don't follow from the tasks"] if wrong else []
 
 
-def get_call_cost(kind: str, settings: NeedlesConfig) -> float:
+def get_tool_call_penalty(kind: str, settings: NeedlesConfig) -> float:
     """Return what a call costs in tasks of a kind, in units of accuracy."""
-    return settings.call_cost if kind == "cost" else 0.0
+    return settings.tool_call_penalty if kind == "cost" else 0.0
 
 
 def _score_oracle(kind: str, settings: NeedlesConfig, shown_share: float) -> tuple[float, float]:

@@ -4,7 +4,7 @@
 
     place, num_places   of the needle, from 0         is_shown   whether the overview shows the needle
     policies            [accuracy, calls] of reference policies by name (`policy_baselines.py`)
-    call_cost           what a call costs, in units of accuracy
+    tool_call_penalty           what a call costs, in units of accuracy
 """
 
 import random
