@@ -418,8 +418,8 @@ STOPS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stops", [STOPS[3:4], pytest.param(STOPS, marks=pytest.mark.soak)], ids=["one", "all"])
+@pytest.mark.soak
+@pytest.mark.parametrize("stops", [STOPS[3:4], STOPS], ids=["one", "all"])
 def test_interrupted_and_killed_anywhere_a_demo_ends_with_the_same_numbers(tmp_path, stops):
     more = [*SMALL, "sft.steps=7", "rl.steps=3", "sft.save_every=1", "rl.save_every=1"]
     good("demo", *more, "--out", tmp_path / "whole")

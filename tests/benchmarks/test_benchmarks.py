@@ -173,7 +173,7 @@ def test_scoring(run):
     assert all(row["samples"] == 30 and row["lenient CPU s"] > 0 for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_staleness(run, tmp_path):
     synthetic = "synthetic={train: 1, clip_seconds: 16, events: [1, 2], frame_size: 32, fps: 2, tasks_per_video: 2}"
     small = (synthetic, "rl.prompts_per_step=2", "rl.group_size=2", "sampling.max_tokens=8", "frame_budgets=[4]")

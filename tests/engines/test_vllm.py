@@ -638,7 +638,8 @@ def test_encode_png_is_lossless():
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(encode_png(pixels)))), pixels)
 
 
-@each_weight_sync
+@pytest.mark.soak
+@pytest.mark.parametrize("weight_sync", ["files", "gloo"])
 def test_tiny_rl_trains(vllm_server, tmp_path, weight_sync):
     """Six steps with six weight syncs; engine and trainer agree on every token of every step."""
     override = f"engine.settings.weight_sync={weight_sync}"

@@ -58,7 +58,8 @@ def run_script(folder, nodes, *arguments, **environment):
 
 def test_the_slurm_script_passes_the_addresses_of_its_servers_to_torchrun(tmp_path):
     scontrol = "#!/usr/bin/env bash\nprintf '%s\\n' $3\n"
-    write_programs(tmp_path / "bin", srun=SRUN, scontrol=scontrol, curl="#!/bin/sh\n", python=RECORDING_PYTHON)
+    curl = '#!/bin/sh\nuntil [ "$(wc -l < "$RECORDS/servers")" -eq 2 ]; do sleep 0.05; done\n'  # both have started
+    write_programs(tmp_path / "bin", srun=SRUN, scontrol=scontrol, curl=curl, python=RECORDING_PYTHON)
     done = run_script(
         tmp_path,
         ("a", "b", "c"),

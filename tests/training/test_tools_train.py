@@ -30,7 +30,7 @@ RECIPES = [
     ("tiny/zoom_image", "qwen3_vl"),
     pytest.param(("tiny/zoom_image", "qwen2_5_vl"), marks=pytest.mark.soak),
     ("tiny/pyvision_image", "qwen3_vl"),
-    ("tiny/pyvision_video", "qwen2_5_vl"),
+    pytest.param(("tiny/pyvision_video", "qwen2_5_vl"), marks=pytest.mark.soak),
 ]
 
 

@@ -22,7 +22,9 @@ from saccade.utils.hashing import derive_seed
 
 _LORA_INFIX = ".lora_"
 _SCALE = 2  # of an adapter's output: alpha / rank
-_BASE_FOLDER_KEY, _BASE_RELATIVE_KEY = "base", "beside"  # metadata: the base's path, and its path relative to the file
+# The one metadata entry, since safetensors writes several in random order: JSON of the base's path, and of its path
+# relative to the file.
+_BASE_FOLDERS_KEY = "base_folders"
 
 
 def check_adapters(rank: int) -> None:
@@ -65,7 +67,7 @@ def save_adapters(weights: Mapping[str, Tensor], folder: Path, base_folder: Path
     """Write adapters by name into a checkpoint folder, with the path of the base weights that they adapt."""
     relative = os.path.relpath(base_folder, folder.resolve())  # stays valid if a run that contains both is moved
     contiguous = {name: value.contiguous() for name, value in weights.items()}
-    metadata = {_BASE_FOLDER_KEY: str(base_folder), _BASE_RELATIVE_KEY: relative}
+    metadata = {_BASE_FOLDERS_KEY: json.dumps([str(base_folder), relative])}
     save_file(contiguous, folder / ADAPTERS_FILE, metadata=metadata)
 
 
@@ -139,10 +141,12 @@ def restore_adapters(model: nn.Module, folder: Path, load_model: Callable[[Path]
 
 def _find_base_folder(metadata: Mapping[str, str], folder: Path) -> Path:
     """Return the folder of the base weights: by the relative path if it exists, else by the absolute path."""
-    relative = (folder.resolve() / metadata.get(_BASE_RELATIVE_KEY, "")).resolve()
-    if relative != folder.resolve() and (relative / "config.json").is_file():
-        return relative
-    return Path(metadata.get(_BASE_FOLDER_KEY, folder))
+    try:
+        absolute, relative = json.loads(metadata[_BASE_FOLDERS_KEY])
+        beside = (folder.resolve() / relative).resolve()
+        return beside if (beside / "config.json").is_file() else Path(absolute)
+    except (KeyError, TypeError, ValueError):
+        return folder
 
 
 def _restore_exact_weight(recovered: Tensor, base_weight: Tensor | None, tolerance: float) -> Tensor:

@@ -20,10 +20,10 @@ from saccade.runs.ablations.schedule import Ablation
 from saccade.runs.ablations.worker import lock_file
 from saccade.runs.run_folder import Run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.soak)], ids="{}_seeds".format)
+@pytest.fixture(scope="module", params=[1, 2], ids="{}_seeds".format)
 def num_seeds(request):
     return request.param
 
