@@ -60,11 +60,17 @@ def complete_recipe_or_setting(incomplete: str) -> list[str]:
     return [*complete_recipe(incomplete), *complete_setting(incomplete)]
 
 
+def complete_run(incomplete: str) -> list[str]:
+    """Return the runs, and the folders that may hold some, whose path begins with a text; "" means `runs/`."""
+    folders = [path for path in _list_paths(incomplete or "runs/") if path.is_dir() and not path.name.startswith(".")]
+    return [str(path) if (path / "recipe.yaml").is_file() else f"{path}/" for path in folders]
+
+
 Settings = Annotated[
     list[str] | None,
     typer.Argument(help="Settings of the recipe, such as rl.optim.lr=1e-6.", autocompletion=complete_setting),
 ]
-RunFolder = Annotated[Path, typer.Argument(help="A run folder.")]
+RunFolder = Annotated[Path, typer.Argument(help="A run folder.", autocompletion=complete_run)]
 ModelPath = Annotated[
     str | None, typer.Option("--model", help="A checkpoint, a run for its newest one, or a model of the hub.")
 ]

@@ -4,6 +4,7 @@ import base64
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from math import exp, isfinite
 from typing import Any
@@ -38,12 +39,17 @@ REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # a token that ends within 
 _TAG_PATTERN = re.compile(rf"</?(?:{'|'.join(TAG_KINDS)})>")
 
 
-def encode_data_uri(pixels: NDArray[Any]) -> str:
-    """Encode pixels (uint8 RGB [height, width, 3]) as a small JPEG in a data URI."""
+def encode_thumbnail(pixels: NDArray[Any]) -> bytes:
+    """Encode pixels (uint8 RGB [height, width, 3]) as a small JPEG."""
     image, buffer = Image.fromarray(pixels), io.BytesIO()
     image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
     image.save(buffer, format="JPEG", quality=72, optimize=True)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return buffer.getvalue()
+
+
+def encode_data_uri(pixels: NDArray[Any]) -> str:
+    """Encode pixels (uint8 RGB [height, width, 3]) as a small JPEG in a data URI."""
+    return "data:image/jpeg;base64," + base64.b64encode(encode_thumbnail(pixels)).decode()
 
 
 class EpisodeViewer:
@@ -65,7 +71,7 @@ class EpisodeViewer:
         return {
             "scored": scored,
             "timeline": build_timeline(episode),
-            "overview": self._build_frames(_list_prompt_images(episode)),
+            "overview": self._build_frames(list_prompt_images(episode)),
             "prompt": "" if self._decode is None or not prompt else self._decode(prompt[0].tokens),
             "prompt_tokens": len(Ledger(segments=prompt)),
             "turns": [
@@ -73,7 +79,7 @@ class EpisodeViewer:
                     "prefill_tokens": sum(part.num_tokens for part in segments if part.origin is Origin.PREFILL),
                     "sampled_tokens": sum(part.num_tokens for part in segments if part.is_sampled),
                     "pieces": build_token_pieces(turn.reply, segments, self._decode),
-                    "calls": [self.build_call(*pair, episode.children) for pair in _pair_calls_with_results(turn)],
+                    "calls": [self.build_call(*pair, episode.children) for pair in pair_calls_with_results(turn)],
                 }
                 for turn, segments in zip(episode.turns, replies, strict=False)
             ],
@@ -91,7 +97,7 @@ class EpisodeViewer:
             "ok": bool(result and result.ok),
             "seconds": None if result is None else result.seconds,
             "result": "" if result is None else result.error or result.text or ("(an image)" if images else ""),
-            "frames": self._build_frames(images if child is None else _list_prompt_images(child)),
+            "frames": self._build_frames(images if child is None else list_prompt_images(child)),
             "child": None if child is None else self._build_child(child),
         }
 
@@ -124,7 +130,8 @@ class EpisodeViewer:
         return name
 
 
-def _list_prompt_images(episode: Episode) -> list[ImageRef]:
+def list_prompt_images(episode: Episode) -> list[ImageRef]:
+    """Return the images of an episode's prompt, in order."""
     return [slot.image for segment in episode.ledger.segments[:1] for slot in segment.slots]
 
 
@@ -155,7 +162,11 @@ def build_token_pieces(reply: Reply, segments: Sequence[Segment], decode: Decode
         head, tail = reply.text[: len(reply.prefill)], reply.text[len(reply.prefill) :]
         tokens: list[tuple[str, str, float | None]] = [(head, "prefill", None), (tail, "sampled", None)]
     else:
-        tokens = [token for segment in segments for token in _decode_tokens(segment, decode)]
+        tokens = [
+            (token.text, segment.origin.value, token.logprob)
+            for segment in segments
+            for token in decode_tokens(segment, decode)
+        ]
     kinds = _label_characters(reply, "".join(text for text, _, _ in tokens))
     pieces, offset = [], 0
     for text, origin, logprob in tokens:
@@ -172,25 +183,33 @@ def build_token_pieces(reply: Reply, segments: Sequence[Segment], decode: Decode
     return [piece for piece in pieces if piece["text"]]
 
 
-def _decode_tokens(segment: Segment, decode: DecodeFn) -> Iterator[tuple[str, str, float | None]]:
-    """Yield text, origin and logprob of a segment's tokens; tokens of one character are joined."""
-    origin, logprobs = segment.origin.value, segment.logprobs or (None,) * len(segment.tokens)
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """The text of the compact tokens from `start` to `stop` of a segment, and their logprob if they were sampled."""
+
+    text: str
+    start: int
+    stop: int
+    logprob: float | None = None
+
+
+def decode_tokens(segment: Segment, decode: DecodeFn) -> Iterator[TokenText]:
+    """Yield the texts of a segment: of sampled tokens one by one, joined within a character; of others at once."""
+    num_tokens = len(segment.tokens)
     if not segment.is_sampled:
-        yield decode(segment.tokens), origin, None
+        yield TokenText(decode(segment.tokens), 0, num_tokens)
         return
     # A token can end within a character; it is joined with the tokens that complete the character.
-    pending: list[int] = []
-    total = 0.0
-    for token, logprob in zip(segment.tokens[:MAX_TOKENS_SHOWN], logprobs, strict=False):
-        pending.append(token)
+    logprobs = segment.logprobs or (None,) * num_tokens
+    start, total = 0, 0.0
+    for stop, logprob in enumerate(logprobs[:MAX_TOKENS_SHOWN], start=1):
         total += logprob or 0.0
-        text = decode(pending)
-        if not text.endswith(REPLACEMENT_CHARACTER) or len(pending) > 8:
-            yield text, origin, total
-            pending, total = [], 0.0
-    rest = [*pending, *segment.tokens[MAX_TOKENS_SHOWN:]]
-    if rest:
-        yield decode(rest), origin, None
+        text = decode(segment.tokens[start:stop])
+        if not text.endswith(REPLACEMENT_CHARACTER) or stop - start > 8:
+            yield TokenText(text, start, stop, total)
+            start, total = stop, 0.0
+    if start < num_tokens:
+        yield TokenText(decode(segment.tokens[start:]), start, num_tokens)
 
 
 def _label_characters(reply: Reply, text: str) -> list[str]:
@@ -211,7 +230,7 @@ def _label_characters(reply: Reply, text: str) -> list[str]:
 def build_timeline(episode: Episode) -> dict[str, Any] | None:
     """Return the video's timeline in percent: frames, calls, events, ground truth; None without times."""
     extras, ticks = episode.task.extras, get_overview_times(episode)
-    calls = [pair for turn in episode.turns for pair in _pair_calls_with_results(turn)]
+    calls = [pair for turn in episode.turns for pair in pair_calls_with_results(turn)]
     windows = [(span, result) for call, result in calls if (span := parse_window(call.arguments)) is not None]
     events = extras.get("events")
     events = [event for event in events if to_span(event)] if isinstance(events, list | tuple) else []
@@ -234,16 +253,17 @@ def build_timeline(episode: Episode) -> dict[str, Any] | None:
             {**to_percent(*span), "ok": bool(result and result.ok), "label": f"{span[0]:g}–{span[1]:g} s"}
             for span, result in windows
         ],
-        "events": [{**to_percent(event[0], event[1]), **_describe_event(event)} for event in events],
+        "events": [{**to_percent(event[0], event[1]), **describe_event(event)} for event in events],
         "ground_truth": None if truth is None else to_percent(*truth),
     }
 
 
-def _pair_calls_with_results(turn: Turn) -> list[tuple[Call, ToolResult | None]]:
+def pair_calls_with_results(turn: Turn) -> list[tuple[Call, ToolResult | None]]:
+    """Return each call of a reply with its result; None for a call without one."""
     return list(zip_longest(turn.reply.calls, turn.results[: len(turn.reply.calls)]))
 
 
-def _describe_event(event: Sequence[Any]) -> dict[str, str | None]:
+def describe_event(event: Sequence[Any]) -> dict[str, str | None]:
     """Return the event's label, and its name if it may be a color; any bare word is harmless in CSS."""
     start, end, *names = event
     label = ", ".join([*map(str, names[:1]), f"{start:g}–{end:g} s"])

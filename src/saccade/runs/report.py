@@ -28,7 +28,7 @@ def report_run(folder: Path, page: Path | None = None) -> Path:
         return write_report(
             folder,
             evaluations=read_any_evaluations(folder),
-            decode=_load_decoder(run),
+            decode=load_run_decoder(run),
             load_pixels=CachingMediaLoader().load_pixels,
             page_path=page,
         )
@@ -54,7 +54,8 @@ def read_any_evaluations(folder: Path) -> dict[str, Evaluation]:
         raise
 
 
-def _load_decoder(run: Run) -> DecodeFn | None:
+def load_run_decoder(run: Run) -> DecodeFn | None:
+    """Return the decoder of a run's tokens; None if its model is gone."""
     with contextlib.suppress(ModelError, RunError):
         return load_renderer(str(find_newest_weights(run.path) or resolve_model_path(run.path, run.recipe))).decode
     return None

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import socket
+import struct
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -92,3 +93,22 @@ class RunLock:
         if self._file_descriptor is not None:
             os.close(self._file_descriptor)
             self._file_descriptor = None
+
+
+def is_locked(folder: Path, name: str) -> bool:
+    """Return whether another process of this machine holds the lock `name` of a run folder, without acquiring it."""
+    path = folder.absolute() / ".locks" / f"{name}.lock"
+    # struct flock: type, whence, start, length, pid; the kernel sets the type to F_UNLCK if no process holds the lock.
+    query = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        file_descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        answer = fcntl.fcntl(file_descriptor, fcntl.F_GETLK, query)
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        if not _held.get(path):  # closing any descriptor of the file would release this process's own lock
+            os.close(file_descriptor)
+    return bool(struct.unpack("hhqqi", answer)[0] != fcntl.F_UNLCK)

@@ -105,8 +105,7 @@ class EpisodeWriter:
 
 def list_recorded_steps(run_folder: Path, stage: str) -> list[int]:
     """Return the steps of a stage whose episodes are on disk, in order."""
-    names = [_FILE_NAME.fullmatch(path.name) for path in (run_folder / EPISODES_FOLDER).glob("*.jsonl.gz")]
-    return sorted(int(name[2]) for name in names if name and name[1] == stage)
+    return [step for _, name, step in list_rollout_files(run_folder) if name == stage]
 
 
 def read_rollouts(run_folder: Path, stage: str, step: int) -> list[RolloutRecord]:
@@ -124,17 +123,35 @@ def read_rollouts(run_folder: Path, stage: str, step: int) -> list[RolloutRecord
             value=step,
         )
     require_file(path)
-    lines = _decompress(path.read_bytes()).splitlines(keepends=True)
-    records = []
-    for number, line in enumerate(lines, start=1):
-        if line.endswith(b"\n"):
-            location = f"{path}, line {number}"
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{location}: not valid JSON: {error}", key=location) from error
-            records.append(validate_as(value, RolloutRecord, location))
-    return [map_media_paths(record, lambda file: os.path.normpath(path.parent / file)) for record in records]
+    return [
+        parse_rollout(line, path, f"line {number}") for number, line in enumerate(read_rollout_lines(path), start=1)
+    ]
+
+
+def list_rollout_files(run_folder: Path) -> list[tuple[Path, str, int]]:
+    """Return the path, stage and step of each file of episodes, in order of stages and steps."""
+    paths = (run_folder / EPISODES_FOLDER).glob("*.jsonl.gz")
+    names = [(path, _FILE_NAME.fullmatch(path.name)) for path in paths]
+    return sorted(((path, name[1], int(name[2])) for path, name in names if name), key=lambda file: file[1:])
+
+
+def read_rollout_lines(path: Path) -> list[bytes]:
+    """Return the whole lines of a file of episodes, in order; the end of a damaged file is left out."""
+    return [line for line in _decompress(path.read_bytes()).splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def parse_rollout(line: bytes, path: Path, name: str) -> RolloutRecord:
+    """Return the record of a line of the file `path`, its media paths resolved; `name` is the line's in an error.
+
+    Raises DataError if the line isn't a record.
+    """
+    location = f"{path}, {name}"
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{location}: not valid JSON: {error}", key=location) from error
+    record = validate_as(value, RolloutRecord, location)
+    return map_media_paths(record, lambda file: os.path.normpath(path.parent / file))
 
 
 def _decompress(data: bytes) -> bytes:

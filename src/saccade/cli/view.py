@@ -1,0 +1,47 @@
+"""`saccade view`: the runs in the browser."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from saccade.cli.terminal import complete_run, out
+from saccade.errors import RunError
+from saccade.reporting.console import print_text
+
+DEFAULT_FOLDER = Path("runs")
+
+
+def view(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Run folders, or folders of runs; runs by default.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="The address to serve; any other than this machine's is public.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 is any unused one.", min=0, max=65535)] = 0,
+    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser.")] = False,
+) -> None:
+    """Look at runs in the browser: curves, steps, episodes with their frames and videos, comparisons, benchmarks.
+
+    Live while a run trains. The address holds a token, without which the server answers nothing.
+    """
+    paths = require_run_paths(runs)
+    from saccade.runs.view import view_runs
+
+    print_text(out, "Ctrl-C stops the viewer.")
+    view_runs(paths, host=host, port=port, open_browser=open_browser, on_ready=lambda address: print_text(out, address))
+
+
+def require_run_paths(runs: list[Path] | None) -> list[Path]:
+    """Return the given folders, or the default one. Raises RunError for one that doesn't exist."""
+    paths = runs or [DEFAULT_FOLDER]
+    for path in paths:
+        if not path.is_dir():
+            raise RunError(f"there is no folder {path}; name a run, or a folder of runs", key=str(path))
+    return paths

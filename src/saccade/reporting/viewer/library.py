@@ -1,0 +1,471 @@
+"""The runs that the viewer shows, and what its pages need of them as plain JSON.
+
+Results are kept until the files that they were computed from change.
+"""
+
+import functools
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from saccade.algorithms.group_advantages import GroupAdvantages, compute_group_advantages
+from saccade.config.load import load_recipe, read_yaml
+from saccade.errors import DataError, SaccadeError
+from saccade.metrics.statistics import compute_seed_interval
+from saccade.metrics.tables import Table
+from saccade.reporting.episode_view import DecodeFn
+from saccade.reporting.run_summary import (
+    RECIPE_FILE,
+    RunSummary,
+    find_recipe_differences,
+    find_runs,
+    flatten,
+    summarize_run,
+)
+from saccade.reporting.viewer.episodes import Describer, StoredEpisode, describe_tokens, read_episode
+from saccade.reporting.viewer.index import EpisodeIndex
+from saccade.training.episode_log import RolloutRecord, read_rollouts
+from saccade.training.training_samples import build_sample
+from saccade.types import Group, ScoredEpisode
+from saccade.utils.hashing import compute_digest
+
+MAX_POINTS = 1000  # of a curve; the means of longer ones
+SEED_KEYS = ("seed", "model.path", "data.", "extends")  # in which runs of one recipe may differ
+MAX_FLIPPED = 500  # rows of a comparison
+
+
+class UnknownItemError(DataError):
+    """A page requested a run, an episode or a file that doesn't exist."""
+
+
+@dataclass(slots=True)
+class ViewedRun:
+    """A run that the viewer shows."""
+
+    name: str
+    folder: Path
+    index: EpisodeIndex
+
+
+class Library:
+    """The runs at and below some paths. `load_decoder(folder)` returns a run's token decoder, or None without one;
+    `is_running(folder)` whether a process trains the run.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        *,
+        load_decoder: Callable[[Path], DecodeFn | None] = lambda folder: None,
+        is_running: Callable[[Path], bool] = lambda folder: False,
+    ) -> None:
+        self._paths, self._is_running = paths, is_running
+        self._load_decoder = functools.lru_cache(maxsize=8)(load_decoder)
+        self._runs: dict[Path, ViewedRun] = {}
+        self._cache: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        self._decoder_lock = threading.Lock()
+
+    # ---- runs ------------------------------------------------------------------------------------------------------
+
+    def scan(self) -> list[ViewedRun]:
+        """Find new runs; return all of them in order of their names."""
+        for folder, name in find_runs(self._paths):
+            key = folder.resolve()
+            if key not in self._runs:
+                used = {run.name for run in self._runs.values()}
+                own = next(n for n in (name, f"{key.parent.name}/{name}", str(key)) if n not in used)
+                self._runs[key] = ViewedRun(own, folder, EpisodeIndex(folder))
+        for key in [key for key, run in self._runs.items() if not (run.folder / RECIPE_FILE).is_file()]:
+            del self._runs[key]
+        return sorted(self._runs.values(), key=lambda run: run.name)
+
+    def get(self, name: str) -> ViewedRun:
+        """Return a run by its name. Raises UnknownItemError."""
+        for run in list(self._runs.values()):
+            if run.name == name:
+                return run
+        raise UnknownItemError(f"there is no run {name!r}", key="run", value=name)
+
+    def refresh(self) -> None:
+        """Bring the indexes of all runs up to date."""
+        for run in self.scan():
+            run.index.refresh()
+
+    def list_runs(self) -> list[dict[str, Any]]:
+        """Return what the list of runs shows, the newest run first."""
+        rows = [self._describe_run(run) for run in self.scan()]
+        return sorted(rows, key=lambda row: -row["modified"])
+
+    def _describe_run(self, run: ViewedRun) -> dict[str, Any]:
+        summary: RunSummary = summarize_run(run.folder, self._is_running)
+        return {
+            "name": run.name,
+            "path": str(run.folder),
+            "state": summary.state,
+            "progress": {stage: list(steps) for stage, steps in summary.progress.items()},
+            "newest": dict(summary.newest),
+            "best": None if summary.best is None else list(summary.best),
+            "evaluations": list(summary.evaluations),
+            "seed": summary.seed,
+            "modified": summary.modified,
+            "problem": summary.problem or "; ".join(f"{file}: {text}" for file, text in run.index.problems.items()),
+            "episodes": run.index.count(),
+            "indexing": run.index.num_files_left,
+        }
+
+    def _keep(self, key: tuple[Any, ...], stamp: Any, compute: Callable[[], Any]) -> Any:
+        """Return a result that is kept until its stamp changes."""
+        known = self._cache.get(key)
+        if known is None or known[0] != stamp:
+            known = self._cache[key] = (stamp, compute())
+        return known[1]
+
+    # ---- curves ----------------------------------------------------------------------------------------------------
+
+    def build_curves(self, names: Sequence[str], stage: str, *, has_bands: bool = False) -> dict[str, Any]:
+        """Return the panels of a stage's metrics, with the curves of each run.
+
+        With `has_bands`, runs whose recipes differ in nothing but seed and paths are one curve: the mean over seeds,
+        with its interval where at least two have the step.
+        """
+        from saccade.reporting.plots import PANELS, extract_bands, extract_series, find_alarm_steps
+
+        runs = {name: self._read_metrics(self.get(name)) for name in names}
+        stages = [stage for stage in STAGE_ORDER if any(stage in metrics for metrics in runs.values())]
+        rows = {name: metrics.get(stage, []) for name, metrics in runs.items()}
+        families = self._group_by_recipe(names) if has_bands else {name: [name] for name in names}
+        panels = []
+        for panel in PANELS:
+            curves = []
+            for family, members in families.items():
+                series = {name: extract_series(panel, rows[name]) for name in members}
+                labels = dict.fromkeys(label for own in series.values() for label in own)
+                for label in labels:
+                    own = [series[name][label] for name in members if label in series[name]]
+                    curve = {"run": family, "label": label}
+                    if len(members) > 1:
+                        curves.append({**curve, **_average_seeds(own)})
+                        continue
+                    xs, ys = own[0]
+                    band = extract_bands(panel, rows[members[0]]).get(label)
+                    points: dict[str, Any] = {"x": xs, "y": ys}
+                    if band is not None and len(band[0]) == len(xs):
+                        points |= {"low": band[1], "high": band[2]}
+                    curves.append({**curve, **_thin(points)})
+            if curves:
+                panels.append(
+                    {
+                        "title": panel.title,
+                        "unit": panel.unit,
+                        "is_log": panel.is_log,
+                        "maximum": panel.axis_max,
+                        "curves": curves,
+                    }
+                )
+        alarms = sorted({step for own in rows.values() for step in find_alarm_steps(own)})
+        return {"stages": stages, "stage": stage, "panels": panels, "alarms": alarms, "families": families}
+
+    def _read_metrics(self, run: ViewedRun) -> dict[str, list[dict[str, Any]]]:
+        from saccade.reporting.run_report import read_metrics
+
+        path = run.folder / "metrics.jsonl"
+        stamp = (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None
+        metrics: dict[str, list[dict[str, Any]]] = self._keep(
+            ("metrics", run.folder), stamp, lambda: read_metrics(run.folder)
+        )
+        return metrics
+
+    def _group_by_recipe(self, names: Sequence[str]) -> dict[str, list[str]]:
+        groups: defaultdict[str, list[str]] = defaultdict(list)
+        for name in names:
+            leaves = flatten(read_yaml(self.get(name).folder / RECIPE_FILE, "recipe") or {})
+            own = {key: str(value) for key, value in leaves.items() if not key.startswith(SEED_KEYS)}
+            groups[compute_digest(own)].append(name)
+        return {
+            members[0] if len(members) == 1 else f"{members[0]} and {len(members) - 1} more seeds": members
+            for members in groups.values()
+        }
+
+    # ---- tables of runs --------------------------------------------------------------------------------------------
+
+    def build_tables(self, name: str) -> dict[str, Any]:
+        """Return the tables of a run: training, results with intervals, tool calls."""
+        from saccade.evaluation.compare import compare_evaluations, read_evaluations
+        from saccade.reporting.run_report import (
+            build_call_tables,
+            build_results,
+            build_training_tables,
+            collect_metadata,
+        )
+
+        run = self.get(name)
+        stages = self._read_metrics(run)
+
+        def compute_results() -> list[Any]:
+            try:
+                return build_results(compare_evaluations(read_evaluations(run.folder)))
+            except DataError as error:
+                if error.key == str(run.folder):  # there is no evaluation
+                    return []
+                raise
+
+        results = self._keep(("results", run.folder), self._stamp_evaluations(run), compute_results)
+        sections = [*build_training_tables(run.folder, stages), *results, *build_call_tables(stages.get("rl", ()))]
+        return {
+            "metadata": {key: str(value) for key, value in collect_metadata(run.folder).items()},
+            "sections": [
+                {
+                    "title": section.title,
+                    "notes": list(section.notes),
+                    "tables": [
+                        _describe_table(table)
+                        for table in (*section.tables, *(plot.numbers for plot in section.plots if plot.numbers))
+                    ],
+                }
+                for section in sections
+            ],
+        }
+
+    def _stamp_evaluations(self, run: ViewedRun) -> Any:
+        return [(path.name, path.stat().st_mtime_ns) for path in sorted((run.folder / "evaluations").glob("*.json*"))]
+
+    def find_differences(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the recipe keys in which runs differ."""
+        differences = find_recipe_differences({name: self.get(name).folder for name in names})
+        return [{"key": key, "values": values} for key, values in differences]
+
+    def build_benchmarks(self, name: str) -> dict[str, Any]:
+        """Return the tables of a run's benchmarks: scores beside published ones, costs, strata, failures first."""
+        from saccade.evaluation.benchmark_result import read_scorecards
+        from saccade.reporting import benchmark_report as report
+
+        run = self.get(name)
+        try:
+            scorecards = self._keep(
+                ("scorecards", run.folder), self._stamp_evaluations(run), lambda: read_scorecards(run.folder)
+            )
+        except DataError as error:
+            if error.key == str(run.folder):
+                return {"notes": [], "overview": [], "evaluations": []}
+            raise
+        references = {card.benchmark: report.get_reference_scores(card.benchmark) for card in scorecards.values()}
+        return {
+            "notes": [report.READING_GUIDE, *([report.COMPARABILITY_WARNING] if any(references.values()) else [])],
+            "overview": [_describe_table(table) for table in report.build_overview_tables(scorecards, references)],
+            "evaluations": [
+                {
+                    "name": evaluation,
+                    "tables": [
+                        *map(_describe_table, report.build_evaluation_tables(evaluation, card, references)),
+                        _describe_table(report.build_example_table(card)),
+                    ],
+                }
+                for evaluation, card in scorecards.items()
+            ],
+        }
+
+    # ---- episodes --------------------------------------------------------------------------------------------------
+
+    def read(self, name: str, ref: str) -> tuple[StoredEpisode, dict[str, Any]]:
+        """Return an episode and its row. Raises UnknownItemError."""
+        found = self.get(name).index.find(ref)
+        if found is None:
+            raise UnknownItemError(f"the run {name} has no episode {ref!r}", key="ref", value=ref)
+        location, row = found
+        try:
+            return read_episode(location), row
+        except FileNotFoundError:
+            message = f"the episode {ref} was deleted with its file; `episodes.keep` limits the disk space of episodes"
+            raise UnknownItemError(message, key="ref", value=ref) from None
+
+    def describe_episode(self, name: str, ref: str) -> dict[str, Any]:
+        """Return the description of an episode, its row, and the weights of the rewards."""
+        from saccade.reporting.run_report import read_reward_weights
+
+        stored, row = self.read(name, ref)
+        run = self.get(name)
+        try:
+            weights = self._keep(("weights", run.folder), None, lambda: read_reward_weights(run.folder / RECIPE_FILE))
+        except SaccadeError:  # of a plugin that is gone
+            weights = {}
+        return {"row": row, "weights": weights, **Describer(stored).describe()}
+
+    def describe_tokens(self, name: str, ref: str) -> dict[str, Any]:
+        """Return an episode token by token; without the run's tokenizer, why there are none."""
+        stored, row = self.read(name, ref)
+        run = self.get(name)
+        with self._decoder_lock:  # one thread loads it
+            decode = self._load_decoder(run.folder)
+        if decode is None:
+            return {"error": "the run's tokenizer is missing: its model was moved or deleted", "conversations": []}
+        advantages: dict[int, tuple[float, ...]] = {}
+        note = ""
+        if row["outcome"] == "kept":
+            try:
+                advantages = self._find_token_advantages(run, row, decode)
+            except (SaccadeError, ValueError, OSError) as error:
+                note = f"advantages can't be computed: {error}"
+        return {
+            "error": "",
+            "note": note,
+            "conversations": describe_tokens(stored.episode, decode, advantages),
+        }
+
+    def _find_token_advantages(
+        self, run: ViewedRun, row: Mapping[str, Any], decode: DecodeFn
+    ) -> dict[int, tuple[float, ...]]:
+        """Return the advantages of an episode's trained conversations, by their number in `Episode.walk`."""
+        records, groups, advantages = self._load_step(run, row["stage"], row["step"])
+        key = (row["grp"], row["idx"])
+        group, member = records[key]
+        own = advantages[group]
+        scored = groups[group].episodes[member]
+        credit = load_recipe(str(run.folder / RECIPE_FILE)).rl.advantage.sub_agent_credit
+        by_span = {span: float(values[member]) for span, values in own.by_span.items()}
+        tags = {span: value for span, value in by_span.items() if span.kind == "tags"}
+        value = float(own.every_token_G[member])
+        result = {}
+        for number, part in enumerate(scored.episode.walk()):
+            if number and credit != "shared":
+                break
+            sample = build_sample(part, value, by_span=by_span if number == 0 else tags, decode=decode)
+            result[number] = sample.advantages
+        return result
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+
+    def _load_step(
+        self, run: ViewedRun, stage: str, step: int
+    ) -> tuple[dict[tuple[int, int], tuple[int, int]], list[Group], list[GroupAdvantages]]:
+        """Return the kept episodes' positions (group, member), the kept groups, and their advantages."""
+        path = run.folder / "episodes" / f"{stage}-{step:06d}.jsonl.gz"
+        stamp = path.stat().st_mtime_ns if path.exists() else None
+
+        def compute() -> Any:
+            kept: defaultdict[int, list[RolloutRecord]] = defaultdict(list)
+            baselines = {}
+            for record in read_rollouts(run.folder, stage, step):
+                if record.score is not None and record.outcome == "kept":
+                    kept[record.group].append(record)
+                elif record.score is not None and record.outcome == "baseline":
+                    baselines[record.group] = ScoredEpisode(episode=record.episode, score=record.score)
+            positions: dict[tuple[int, int], tuple[int, int]] = {}
+            groups: list[Group] = []
+            for number, (group, records) in enumerate(kept.items()):
+                members = tuple(ScoredEpisode(episode=r.episode, score=r.score) for r in records if r.score)
+                positions |= {(group, r.index): (number, member) for member, r in enumerate(records)}
+                groups.append(Group(task=records[0].episode.task, episodes=members, baseline=baselines.get(group)))
+            settings = load_recipe(str(run.folder / RECIPE_FILE)).rl.advantage
+            return positions, groups, compute_group_advantages(groups, settings)
+
+        return self._keep(("step", run.folder, stage, step), stamp, compute)
+
+    def compute_advantages(self, name: str, stage: str, step: int) -> dict[str, float]:
+        """Return the advantage of a token in all credited spans, by the ref of each kept episode of a step."""
+        positions, _, advantages = self._load_step(self.get(name), stage, step)
+        totals = [own.total_G for own in advantages]
+        return {
+            f"{stage}/{step}/{group}/{index}": float(totals[number][member])
+            for (group, index), (number, member) in positions.items()
+        }
+
+    # ---- comparisons -----------------------------------------------------------------------------------------------
+
+    def compare(self, first: tuple[str, str, int], second: tuple[str, str, int]) -> dict[str, Any]:
+        """Compare two lists of episodes (run, stage or evaluation, step): tasks whose verdict changed, right to wrong
+        first, and, of two evaluations, the paired change with its interval.
+        """
+        rows = []
+        for name, stage, step in (first, second):
+            rows.append(self.get(name).index.list_outcomes(stage, step))
+        before, after = map(_index_by_task, rows)
+        shared = [task for task in before if task in after]
+        pairs = [_pair_task(before[task], after[task]) for task in shared]
+        kinds = ("right → wrong", "wrong → right", "answer changed")
+        flipped = sorted((pair for pair in pairs if pair["kind"] in kinds), key=lambda pair: kinds.index(pair["kind"]))
+        return {
+            "shared": len(shared),
+            "only_first": len(before) - len(shared),
+            "only_second": len(after) - len(shared),
+            "counts": {kind: sum(pair["kind"] == kind for pair in pairs) for kind in (*kinds, "same")},
+            "pairs": flipped[:MAX_FLIPPED],
+            "tables": self._compare_evaluations(first, second),
+        }
+
+    def _compare_evaluations(self, first: tuple[str, str, int], second: tuple[str, str, int]) -> list[Any]:
+        from saccade.evaluation.compare import compare_files
+        from saccade.reporting.evaluation_report import build_pair_tables
+
+        paths = [self.get(name).folder / "evaluations" / f"{stage}.jsonl" for name, stage, _ in (first, second)]
+        if not all(path.is_file() for path in paths):
+            return []
+        stamp = [path.stat().st_mtime_ns for path in paths]
+        try:
+            comparison = self._keep(("pair", *paths), stamp, lambda: compare_files(*paths))
+        except DataError as error:  # the tasks differ
+            return [
+                {"title": "No paired comparison", "header": [""], "rows": [[str(error)]], "bars": [], "folded": False}
+            ]
+        return [_describe_table(table) for table in build_pair_tables(comparison)]
+
+
+STAGE_ORDER = ("sft", "sft_validation", "rl", "rl_validation")
+
+
+def _index_by_task(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return one row per task and sample; of a step, per task its first episode."""
+    indexed: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        sample = f"{row['idx']}" if row["kind"] == "evaluation" else row["mode"]
+        indexed.setdefault(f"{row['task']}\n{sample}\n{row['frame_budget']}", row)
+    return indexed
+
+
+def _pair_task(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    was_right, is_right = ((row["correct"] or 0.0) >= 0.5 for row in (before, after))
+    if was_right != is_right:
+        kind = "right → wrong" if was_right else "wrong → right"
+    else:
+        kind = "answer changed" if before["answer"] != after["answer"] else "same"
+    return {"kind": kind, "before": before, "after": after}
+
+
+def _average_seeds(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> dict[str, Any]:
+    """Return the mean over seeds at each step, with Student's t interval where at least two seeds have it."""
+    values: defaultdict[float, list[float]] = defaultdict(list)
+    for xs, ys in curves:
+        for x, y in zip(xs, ys, strict=True):
+            values[x].append(y)
+    steps = sorted(values)
+    means = [sum(values[step]) / len(values[step]) for step in steps]
+    intervals = [compute_seed_interval(values[step]) or (mean, mean) for step, mean in zip(steps, means, strict=True)]
+    lows, highs = ([interval[side] for interval in intervals] for side in (0, 1))
+    return _thin({"x": steps, "y": means, "low": lows, "high": highs})
+
+
+def _thin(points: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Return curves of at most MAX_POINTS points: means of equally many neighbors."""
+    count = len(points["x"])
+    size = -(-count // MAX_POINTS)
+    if size <= 1:
+        return {name: list(values) for name, values in points.items()}
+    starts = range(0, count, size)
+    return {
+        name: [sum(values[i : i + size]) / len(values[i : i + size]) for i in starts] for name, values in points.items()
+    }
+
+
+def _describe_table(table: Table) -> dict[str, Any]:
+    return {
+        "title": table.title,
+        "header": list(table.header),
+        "rows": [list(row) for row in table.rows],
+        "bars": [
+            {"value": bar.value, "low": bar.low, "high": bar.high, "maximum": bar.maximum, "marks": list(bar.marks)}
+            for bar in table.bars
+        ],
+        "folded": table.is_folded,
+    }

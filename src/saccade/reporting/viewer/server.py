@@ -1,0 +1,318 @@
+"""Serve the viewer on this machine: pages, JSON, frames decoded on demand, and the videos of a run's tasks.
+
+    browser ──token──> cookie ──> /static, /api, /frame, /media ──threads──> Library ──> index and files of the runs
+
+Every request needs the token: in the address that the command prints, afterwards in a cookie. No request names a file:
+frames and media are numbers of an episode, so only files that a run refers to are served. The Content-Security-Policy
+allows scripts and requests of this server alone, and Trusted Types forbid turning text into HTML; texts of models and
+files are JSON, which the page shows as text.
+"""
+
+import importlib
+import json
+import logging
+import math
+import mimetypes
+import secrets
+import socket
+import threading
+import webbrowser
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from saccade.errors import MediaError, RunError, SaccadeError
+from saccade.media.cache import CachingMediaLoader
+from saccade.media.image import encode_png
+from saccade.reporting.episode_view import encode_thumbnail
+from saccade.reporting.viewer.episodes import list_images
+from saccade.reporting.viewer.library import Library, UnknownItemError
+from saccade.utils.text import escape_control_characters
+
+STATIC_FOLDER = Path(__file__).parent / "static"
+REFRESH_SECONDS = 2.0  # between two looks at the files of the runs
+MAX_PIXELS_CACHED = 256 * 2**20  # bytes
+SECURITY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; media-src 'self' blob:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+MEDIA_TYPES = ("video/", "image/")  # anything else is sent as bytes; an SVG image could hold scripts
+Endpoint = Callable[[Request], Awaitable[Response]]
+_logger = logging.getLogger("saccade")
+
+
+class TokenGuard:
+    """Middleware that refuses every request without the token, and adds the security headers to every response."""
+
+    def __init__(self, app: ASGIApp, *, token: str, cookie: str) -> None:
+        self._app, self._token, self._cookie = app, token, cookie
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+
+        async def send_secured(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                headers = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
+                message["headers"] = [*message["headers"], *headers]
+            await send(message)
+
+        given = request.query_params.get("token")
+        if given is not None and self._is_token(given):
+            response: ASGIApp = RedirectResponse(request.url.path, status_code=303)
+            response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")  # type: ignore[attr-defined]
+        elif self._is_token(request.cookies.get(self._cookie, "")):
+            response = self._app
+        else:
+            response = PlainTextResponse("Open the address that `saccade view` printed: it holds the token.", 403)
+        await response(scope, receive, send_secured)
+
+    def _is_token(self, text: str) -> bool:
+        return secrets.compare_digest(text.encode("utf-8", "replace"), self._token.encode())
+
+
+class JSONResponse(Response):
+    """Plain values as JSON: without NaN, which browsers don't read, and without control characters in texts."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Return the JSON of plain values."""
+        return dump_json(content).encode("utf-8", "replace")
+
+
+def dump_json(value: Any) -> str:
+    """Return plain values as JSON; control characters and marks of text direction become visible characters."""
+    return json.dumps(_clean(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return escape_control_characters(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {escape_control_characters(str(key)): _clean(item) for key, item in value.items()}
+    return [_clean(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+class Viewer:
+    """The endpoints of the application."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._loader = CachingMediaLoader(cache_bytes=MAX_PIXELS_CACHED)
+        self._is_closed = threading.Event()
+
+    def build_app(self, token: str, cookie: str) -> Starlette:
+        """Return the application."""
+        queries = {
+            "runs": self._list_runs,
+            "curves": self._build_curves,
+            "tables": lambda request: self._library.build_tables(_get(request, "run")),
+            "differences": lambda request: self._library.find_differences(request.query_params.getlist("run")),
+            "benchmarks": lambda request: self._library.build_benchmarks(_get(request, "run")),
+            "facets": lambda request: self._library.get(_get(request, "run")).index.list_facets(),
+            "steps": lambda request: self._library.get(_get(request, "run")).index.list_steps(),
+            "episodes": self._list_episodes,
+            "position": self._find_position,
+            "step": self._build_step,
+            "advantages": self._compute_advantages,
+            "episode": lambda r: self._library.describe_episode(_get(r, "run"), _get(r, "ref")),
+            "tokens": lambda r: self._library.describe_tokens(_get(r, "run"), _get(r, "ref")),
+            "compare": self._compare,
+        }
+        # Files are not compressed: their ranges count the bytes on disk.
+        compress = Middleware(GZipMiddleware, minimum_size=2000, compresslevel=3)
+        routes = [Route(f"/{name}", _answer(query)) for name, query in queries.items()]
+        return Starlette(
+            routes=[
+                Route("/", self._send_page),
+                Mount("/api", routes=routes, middleware=[compress]),
+                Route("/frame", _send(self._build_frame)),
+                Route("/media", _send(self._build_media)),
+                Mount("/static", StaticFiles(directory=STATIC_FOLDER)),
+            ],
+            middleware=[Middleware(TokenGuard, token=token, cookie=cookie)],
+        )
+
+    async def _send_page(self, request: Request) -> Response:
+        return FileResponse(STATIC_FOLDER / "index.html", headers={"Cache-Control": "no-store"})
+
+    # ---- queries, in threads ---------------------------------------------------------------------------------------
+
+    def _list_runs(self, request: Request) -> Any:
+        return self._library.list_runs()
+
+    def _build_curves(self, request: Request) -> Any:
+        names, stage = request.query_params.getlist("run"), request.query_params.get("stage", "rl")
+        return self._library.build_curves(names, stage, has_bands=request.query_params.get("bands") == "1")
+
+    def _list_episodes(self, request: Request) -> Any:
+        query = request.query_params
+        total, rows = self._library.get(_get(request, "run")).index.list_episodes(
+            dict(query),
+            sort=query.get("sort", ""),
+            offset=_get_int(request, "offset", 0),
+            limit=_get_int(request, "limit", 100),
+        )
+        return {"total": total, "rows": rows}
+
+    def _find_position(self, request: Request) -> Any:
+        query = request.query_params
+        index = self._library.get(_get(request, "run")).index
+        return {"position": index.find_position(_get(request, "ref"), dict(query), query.get("sort", ""))}
+
+    def _build_step(self, request: Request) -> Any:
+        run = self._library.get(_get(request, "run"))
+        return run.index.list_outcomes(_get(request, "stage"), _get_int(request, "step", 0))
+
+    def _compute_advantages(self, request: Request) -> Any:
+        stage, step = _get(request, "stage"), _get_int(request, "step", 0)
+        return self._library.compute_advantages(_get(request, "run"), stage, step)
+
+    def _compare(self, request: Request) -> Any:
+        first, second = (
+            (_get(request, f"{side}_run"), _get(request, f"{side}_stage"), _get_int(request, f"{side}_step", 0))
+            for side in ("first", "second")
+        )
+        return self._library.compare(first, second)
+
+    # ---- frames and files ------------------------------------------------------------------------------------------
+
+    def _build_frame(self, request: Request) -> Response:
+        stored, _ = self._library.read(_get(request, "run"), _get(request, "ref"))
+        images, number = list_images(stored.episode), _get_int(request, "image", -1)
+        if not 0 <= number < len(images):
+            raise UnknownItemError(f"the episode has no image {number}", key="image", value=number)
+        pixels = self._loader.load_pixels(images[number])
+        headers = {"Cache-Control": "private, max-age=3600"}
+        if request.query_params.get("size") == "full":
+            return Response(encode_png(pixels), media_type="image/png", headers=headers)
+        return Response(encode_thumbnail(pixels), media_type="image/jpeg", headers=headers)
+
+    def _build_media(self, request: Request) -> Response:
+        stored, _ = self._library.read(_get(request, "run"), _get(request, "ref"))
+        media, number = stored.episode.task.media, _get_int(request, "number", -1)
+        if not 0 <= number < len(media):
+            raise UnknownItemError(f"the task has no file {number}", key="number", value=number)
+        path = Path(media[number].path)
+        if not path.is_file():
+            raise UnknownItemError(f"{path.name} is missing", key="number", value=number)
+        kind = mimetypes.guess_type(path.name)[0] or ""
+        is_shown = kind.startswith(MEDIA_TYPES) and kind != "image/svg+xml"
+        return FileResponse(path, media_type=kind if is_shown else "application/octet-stream")
+
+    # ---- the index -------------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Import what the pages of curves need, which takes seconds, and keep the indexes up to date until `close`."""
+        self._library.refresh()
+        importlib.import_module("saccade.reporting.run_report")
+        while not self._is_closed.is_set():
+            try:
+                self._library.refresh()
+            except (OSError, SaccadeError) as error:  # such as a full disk; the next look may succeed
+                _logger.warning("the index of a run can't be updated: %s", error)
+            self._is_closed.wait(REFRESH_SECONDS)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._is_closed.set()
+
+
+def _get(request: Request, name: str) -> str:
+    value = request.query_params.get(name)
+    if value is None:
+        raise UnknownItemError(f"the request lacks {name}", key=name)
+    return value
+
+
+def _get_int(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, "")
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise UnknownItemError(f"{name} must be a whole number, got {text!r:.40}", key=name, value=text) from None
+
+
+def _send(build: Callable[[Request], Response]) -> Endpoint:
+    """Return an endpoint that builds its response in a thread; an error of the run becomes a status and a sentence."""
+
+    async def respond(request: Request) -> Response:
+        try:
+            return await run_in_threadpool(build, request)
+        except UnknownItemError as error:
+            return JSONResponse({"error": str(error)}, 404)
+        except (SaccadeError, OSError) as error:
+            return JSONResponse({"error": str(error)}, 409 if isinstance(error, MediaError) else 500)
+
+    return respond
+
+
+def _answer(query: Callable[[Request], Any]) -> Endpoint:
+    return _send(lambda request: JSONResponse(query(request), headers={"Cache-Control": "no-store"}))
+
+
+def serve(
+    library: Library,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str = "",
+    open_browser: bool = False,
+    on_ready: Callable[[str], None],
+) -> None:
+    """Serve a library until Ctrl-C; `on_ready` receives the address with the token. Port 0 is any unused one.
+
+    Raises RunError if the address can't be bound.
+    """
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        reason = (error.strerror or str(error)).lower()
+        raise RunError(
+            f"{host}:{port} can't be bound: {reason}; choose another --port or --host", key="port"
+        ) from error
+    token, number = token or secrets.token_urlsafe(16), bound.getsockname()[1]
+    viewer = Viewer(library)
+    app = viewer.build_app(token, f"saccade_{number}")
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", server_header=False)
+    )
+    watcher = threading.Thread(target=viewer.watch, name="saccade-index", daemon=True)
+    watcher.start()
+    name = f"[{host}]" if ":" in host else host
+    address = f"http://{name}:{number}/?token={token}"
+    on_ready(address)
+    if open_browser:
+        webbrowser.open(address)
+    try:
+        server.run(sockets=[bound])
+    finally:
+        viewer.close()
+        bound.close()

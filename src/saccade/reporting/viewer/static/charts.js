@@ -1,0 +1,120 @@
+// Curves with uPlot: raw points faintly, a smoothed line, bands of intervals. Charts are drawn when they come into view.
+
+import { h } from "./dom.js";
+import { number } from "./format.js";
+
+/* global uPlot */
+const NUM_COLORS = 8;
+const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
+const HEIGHT = 190;
+
+export function readColor(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+// A debiased exponential mean: its start isn't pulled to 0.
+export function smooth(values, weight) {
+  if (!weight) return values;
+  let mean = 0, norm = 0;
+  return values.map((value) => {
+    if (value === null || value === undefined) return value;
+    mean = weight * mean + (1 - weight) * value;
+    norm = weight * norm + (1 - weight);
+    return mean / norm;
+  });
+}
+
+function withAlpha(color, alpha) {
+  const match = /^#(..)(..)(..)$/.exec(color);
+  return match ? `rgba(${match.slice(1).map((part) => parseInt(part, 16)).join(",")},${alpha})` : color;
+}
+
+function buildOptions(panel, curves, width, weight, alarms) {
+  const ink = readColor("--soft"), grid = readColor("--hair");
+  const series = [{ label: "step" }], bands = [], data = [];
+  for (const curve of curves) {
+    const { color, dash } = curve;
+    const columns = [curve.x, curve.y];
+    const hasBand = Boolean(curve.low);
+    if (weight && !hasBand) {
+      series.push({ label: `${curve.name} (raw)`, stroke: withAlpha(color, 0.25), width: 1, points: { show: false } });
+      columns.push(smooth(curve.y, weight));
+    }
+    series.push({ label: curve.name, stroke: color, width: 1.8, dash, points: { show: curve.x.length < 40, size: 5, fill: color } });
+    if (hasBand) {
+      const first = series.length;
+      columns.push(curve.high, curve.low);
+      series.push({ stroke: withAlpha(color, 0), points: { show: false } }, { stroke: withAlpha(color, 0), points: { show: false } });
+      bands.push({ series: [first, first + 1], fill: withAlpha(color, 0.18) });
+    }
+    data.push(columns);
+  }
+  const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, font: "12px system-ui, sans-serif" };
+  const options = {
+    width, height: HEIGHT, series, bands,
+    legend: { show: false },
+    cursor: { sync: { key: "steps" }, points: { size: 6 }, drag: { x: true, y: false } },
+    scales: { x: { time: false }, y: panel.is_log ? { distr: 3 } : panel.maximum ? { range: (_, low, high) => [Math.min(0, low), Math.max(panel.maximum, high)] } : {} },
+    axes: [{ ...axis, size: 32 }, { ...axis, size: 54, values: (_, ticks) => ticks.map((value) => (value === null ? "" : number(value, 2))) }],
+    hooks: {
+      draw: alarms.length ? [(plot) => drawAlarms(plot, alarms)] : [],
+    },
+  };
+  return { options, data: uPlot.join(data) };
+}
+
+function drawAlarms(plot, alarms) {
+  const { ctx, bbox } = plot;
+  ctx.save();
+  ctx.strokeStyle = readColor("--bad");
+  ctx.setLineDash([3, 4]);
+  for (const step of alarms) {
+    const x = plot.valToPos(step, "x", true);
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+  }
+  ctx.restore();
+}
+
+function describe(curves) {
+  return curves.map((curve) => `${curve.name}: ${number(curve.y[curve.y.length - 1])} at step ${curve.x[curve.x.length - 1]}`).join("; ");
+}
+
+export function chart(panel, { weight, alarms, numRuns }) {
+  const runs = [...new Set(panel.curves.map((curve) => curve.run))];
+  const labels = [...new Set(panel.curves.map((curve) => curve.label))];
+  const curves = panel.curves.map((curve) => {
+    const [main, other] = numRuns > 1 ? [runs.indexOf(curve.run), labels.indexOf(curve.label)] : [labels.indexOf(curve.label), 0];
+    const name = numRuns > 1 ? (labels.length > 1 ? `${curve.run}: ${curve.label}` : curve.run) : curve.label;
+    return { ...curve, name, color: readColor(`--s${(main % NUM_COLORS) + 1}`), dash: DASHES[other % DASHES.length] };
+  });
+  const canvas = h("div", { class: "canvas", role: "img", "aria-label": `${panel.title}. ${describe(curves)}` });
+  const values = curves.map((curve) => h("b", null, number(curve.y[curve.y.length - 1])));
+  const legend = h("ul", { class: "legend" }, curves.map((curve, index) =>
+    h("li", null, h("i", { class: "key", style: { background: curve.color } }), h("span", null, curve.name), " ", values[index])));
+  const figure = h("figure", { class: "chart card" },
+    h("figcaption", null, panel.title, panel.unit ? h("small", null, ` ${panel.unit}`) : null), canvas, legend);
+  let plot = null;
+  const draw = () => {
+    if (plot || !canvas.clientWidth) return;
+    const { options, data } = buildOptions(panel, curves, canvas.clientWidth, weight, alarms);
+    options.hooks.setCursor = [(self) => {
+      const at = self.cursor.idx;
+      curves.forEach((curve, index) => {
+        const step = at === null || at === undefined ? null : self.data[0][at];
+        const position = step === null ? curve.x.length - 1 : curve.x.indexOf(step);
+        if (position >= 0) values[index].textContent = number(curve.y[position]) + (step === null ? "" : ` @ ${step}`);
+      });
+    }];
+    plot = new uPlot(options, data, canvas);
+  };
+  new IntersectionObserver((entries, observer) => {
+    if (entries.some((entry) => entry.isIntersecting)) { observer.disconnect(); draw(); }
+  }, { rootMargin: "200px" }).observe(canvas);
+  new ResizeObserver(() => {
+    if (plot && canvas.clientWidth && plot.width !== canvas.clientWidth) plot.setSize({ width: canvas.clientWidth, height: HEIGHT });
+  }).observe(canvas);
+  return figure;
+}

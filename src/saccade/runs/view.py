@@ -1,0 +1,43 @@
+"""Serve the viewer of runs: `saccade view`."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from saccade.reporting.episode_view import DecodeFn
+from saccade.runs.run_lock import TRAINING, is_locked
+
+
+def view_runs(
+    paths: Sequence[Path],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    open_browser: bool = False,
+    on_ready: Callable[[str], None],
+) -> None:
+    """Serve the runs at and below `paths` until Ctrl-C; `on_ready` receives the address, which holds the token.
+
+    Raises RunError if the address can't be bound, or without the packages of the extra `view`.
+    """
+    from saccade.reporting.viewer import server
+    from saccade.reporting.viewer.library import Library
+
+    library = Library(paths, load_decoder=load_decoder, is_running=is_running)
+    server.serve(library, host=host, port=port, open_browser=open_browser, on_ready=on_ready)
+
+
+def is_running(folder: Path) -> bool:
+    """Return whether a process of this machine trains the run."""
+    return is_locked(folder, TRAINING)
+
+
+def load_decoder(folder: Path) -> DecodeFn | None:
+    """Return the decoder of a run's tokens; None if its model is gone."""
+    from saccade.errors import SaccadeError
+    from saccade.runs.report import load_run_decoder
+    from saccade.runs.run_folder import Run
+
+    try:
+        return load_run_decoder(Run.open(folder))
+    except SaccadeError:
+        return None
