@@ -68,6 +68,8 @@ OWNERS = {
     "tensorboard": ("reporting.loggers.tensorboard",),
     "wandb": ("reporting.loggers.wandb",),
     "swanlab": ("reporting.loggers.swanlab",),
+    "starlette": ("reporting.viewer.server",),
+    "uvicorn": ("reporting.viewer.server",),
     "pyarrow": ("data.parquet",),
     "huggingface_hub": ("data.hub",),
     "websockets": ("environments.openenv",),

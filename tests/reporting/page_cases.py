@@ -1,10 +1,13 @@
 """Hand-written episodes of the real types, with bytes for tokens and plain frames."""
 
+from pathlib import Path
+
 import numpy as np
 
 from saccade.errors import MediaError
 from saccade.evaluation.compare import Change, Comparison
 from saccade.ledger import ImageRef, ImageSlot, Ledger, Origin
+from saccade.media.hashing import compute_file_digest
 from saccade.metrics.episode_metrics import Difference, SliceRow, Summary
 from saccade.metrics.statistics import Estimate
 from saccade.types import (
@@ -44,7 +47,8 @@ def load_pixels(image):
 
 
 def prompt(text, times, path="clip.mp4"):
-    images = [ImageRef(path=path, digest=path, time=time, width=32, height=16) for time in times]
+    digest = compute_file_digest(path) if Path(path).is_file() else path
+    images = [ImageRef(path=path, digest=digest, time=time, width=32, height=16) for time in times]
     response = encode(text)
     slots = [ImageSlot(index=i, image=image, num_tokens=2) for i, image in enumerate(images)]
     return Ledger().observe((PLACEHOLDER,) * len(times) + response, slots=slots)

@@ -1,8 +1,10 @@
 """Serve the viewer of runs: `saccade view`."""
 
+import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from saccade.errors import RunError, SaccadeError
 from saccade.reporting.episode_view import DecodeFn
 from saccade.runs.run_lock import TRAINING, is_locked
 
@@ -19,11 +21,19 @@ def view_runs(
 
     Raises RunError if the address can't be bound, or without the packages of the extra `view`.
     """
-    from saccade.reporting.viewer import server
     from saccade.reporting.viewer.library import Library
 
+    try:
+        from saccade.reporting.viewer.server import ViewerServer
+    except ImportError as error:
+        message = f"the viewer needs {error.name}; install it with: pip install 'saccade[view]'"
+        raise RunError(message, key="view") from error
     library = Library(paths, load_decoder=load_decoder, is_running=is_running)
-    server.serve(library, host=host, port=port, open_browser=open_browser, on_ready=on_ready)
+    server = ViewerServer(library, host=host, port=port)
+    on_ready(server.address)
+    if open_browser:
+        webbrowser.open(server.address)
+    server.run()
 
 
 def is_running(folder: Path) -> bool:
@@ -33,7 +43,6 @@ def is_running(folder: Path) -> bool:
 
 def load_decoder(folder: Path) -> DecodeFn | None:
     """Return the decoder of a run's tokens; None if its model is gone."""
-    from saccade.errors import SaccadeError
     from saccade.runs.report import load_run_decoder
     from saccade.runs.run_folder import Run
 

@@ -375,8 +375,8 @@ class Library:
     # ---- comparisons -----------------------------------------------------------------------------------------------
 
     def compare(self, first: tuple[str, str, int], second: tuple[str, str, int]) -> dict[str, Any]:
-        """Compare two lists of episodes (run, stage or evaluation, step): tasks whose verdict changed, right to wrong
-        first, and, of two evaluations, the paired change with its interval.
+        """Compare two lists of episodes (run, stage or evaluation, step): whose verdict or answer changed, right to
+        wrong first.
         """
         rows = []
         for name, stage, step in (first, second):
@@ -392,10 +392,10 @@ class Library:
             "only_second": len(after) - len(shared),
             "counts": {kind: sum(pair["kind"] == kind for pair in pairs) for kind in (*kinds, "same")},
             "pairs": flipped[:MAX_FLIPPED],
-            "tables": self._compare_evaluations(first, second),
         }
 
-    def _compare_evaluations(self, first: tuple[str, str, int], second: tuple[str, str, int]) -> list[Any]:
+    def compare_evaluations(self, first: tuple[str, str, int], second: tuple[str, str, int]) -> list[Any]:
+        """Return the table of the paired difference of two evaluations, with its interval; [] for anything else."""
         from saccade.evaluation.compare import compare_files
         from saccade.reporting.evaluation_report import build_pair_tables
 

@@ -16,7 +16,6 @@ import mimetypes
 import secrets
 import socket
 import threading
-import webbrowser
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -141,7 +140,8 @@ class Viewer:
             "advantages": self._compute_advantages,
             "episode": lambda r: self._library.describe_episode(_get(r, "run"), _get(r, "ref")),
             "tokens": lambda r: self._library.describe_tokens(_get(r, "run"), _get(r, "ref")),
-            "compare": self._compare,
+            "compare": lambda request: self._library.compare(*_get_sides(request)),
+            "paired": lambda request: self._library.compare_evaluations(*_get_sides(request)),
         }
         # Files are not compressed: their ranges count the bytes on disk.
         compress = Middleware(GZipMiddleware, minimum_size=2000, compresslevel=3)
@@ -191,13 +191,6 @@ class Viewer:
     def _compute_advantages(self, request: Request) -> Any:
         stage, step = _get(request, "stage"), _get_int(request, "step", 0)
         return self._library.compute_advantages(_get(request, "run"), stage, step)
-
-    def _compare(self, request: Request) -> Any:
-        first, second = (
-            (_get(request, f"{side}_run"), _get(request, f"{side}_stage"), _get_int(request, f"{side}_step", 0))
-            for side in ("first", "second")
-        )
-        return self._library.compare(first, second)
 
     # ---- frames and files ------------------------------------------------------------------------------------------
 
@@ -257,6 +250,14 @@ def _get_int(request: Request, name: str, default: int) -> int:
         raise UnknownItemError(f"{name} must be a whole number, got {text!r:.40}", key=name, value=text) from None
 
 
+def _get_sides(request: Request) -> list[tuple[str, str, int]]:
+    """Return run, stage or evaluation, and step of both sides of a comparison."""
+    return [
+        (_get(request, f"{side}_run"), _get(request, f"{side}_stage"), _get_int(request, f"{side}_step", 0))
+        for side in ("first", "second")
+    ]
+
+
 def _send(build: Callable[[Request], Response]) -> Endpoint:
     """Return an endpoint that builds its response in a thread; an error of the run becomes a status and a sentence."""
 
@@ -275,44 +276,44 @@ def _answer(query: Callable[[Request], Any]) -> Endpoint:
     return _send(lambda request: JSONResponse(query(request), headers={"Cache-Control": "no-store"}))
 
 
-def serve(
-    library: Library,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    token: str = "",
-    open_browser: bool = False,
-    on_ready: Callable[[str], None],
-) -> None:
-    """Serve a library until Ctrl-C; `on_ready` receives the address with the token. Port 0 is any unused one.
+class ViewerServer:
+    """A server of a library, bound to an address: `address` holds the token, `run` serves until `stop` or Ctrl-C.
 
-    Raises RunError if the address can't be bound.
+    Port 0 is any unused one. Raises RunError if the address can't be bound.
     """
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host, port))
-    except OSError as error:
-        bound.close()
-        reason = (error.strerror or str(error)).lower()
-        raise RunError(
-            f"{host}:{port} can't be bound: {reason}; choose another --port or --host", key="port"
-        ) from error
-    token, number = token or secrets.token_urlsafe(16), bound.getsockname()[1]
-    viewer = Viewer(library)
-    app = viewer.build_app(token, f"saccade_{number}")
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", server_header=False)
-    )
-    watcher = threading.Thread(target=viewer.watch, name="saccade-index", daemon=True)
-    watcher.start()
-    name = f"[{host}]" if ":" in host else host
-    address = f"http://{name}:{number}/?token={token}"
-    on_ready(address)
-    if open_browser:
-        webbrowser.open(address)
-    try:
-        server.run(sockets=[bound])
-    finally:
-        viewer.close()
-        bound.close()
+
+    def __init__(self, library: Library, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((host, port))
+            self._socket.listen(64)
+        except OSError as error:
+            self._socket.close()
+            reason = (error.strerror or str(error)).lower()
+            message = f"{host}:{port} can't be bound: {reason}; choose another --port or --host"
+            raise RunError(message, key="port", value=port) from error
+        token, number = secrets.token_urlsafe(16), self._socket.getsockname()[1]
+        self.address = f"http://{f'[{host}]' if ':' in host else host}:{number}/?token={token}"
+        self._viewer = Viewer(library)
+        app = self._viewer.build_app(token, f"saccade_{number}")
+        config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", server_header=False)
+        self._server = uvicorn.Server(config)
+
+    def run(self) -> None:
+        """Serve, and keep the indexes up to date."""
+        watcher = threading.Thread(target=self._viewer.watch, name="saccade-index", daemon=True)
+        watcher.start()
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self.close()
+
+    def stop(self) -> None:
+        """End `run`, which another thread called."""
+        self._server.should_exit = True
+
+    def close(self) -> None:
+        """Release the address."""
+        self._viewer.close()
+        self._socket.close()

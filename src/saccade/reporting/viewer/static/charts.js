@@ -54,13 +54,30 @@ function buildOptions(panel, curves, width, weight, alarms) {
     width, height: HEIGHT, series, bands,
     legend: { show: false },
     cursor: { sync: { key: "steps" }, points: { size: 6 }, drag: { x: true, y: false } },
-    scales: { x: { time: false }, y: panel.is_log ? { distr: 3 } : panel.maximum ? { range: (_, low, high) => [Math.min(0, low), Math.max(panel.maximum, high)] } : {} },
-    axes: [{ ...axis, size: 32 }, { ...axis, size: 54, values: (_, ticks) => ticks.map((value) => (value === null ? "" : number(value, 2))) }],
+    scales: { x: { time: false }, y: panel.is_log ? { distr: 3 } : { range: (_, low, high) => findRange(panel, low, high) } },
+    axes: [{ ...axis, size: 32 }, { ...axis, size: 54, values: (_, ticks, __, ___, step) => ticks.map((value) => formatTick(value, step)) }],
     hooks: {
       draw: alarms.length ? [(plot) => drawAlarms(plot, alarms)] : [],
     },
   };
   return { options, data: uPlot.join(data) };
+}
+
+function findRange(panel, low, high) {
+  if (low === null || high === null) return [0, panel.maximum ?? 1];
+  if (panel.maximum) return [Math.min(0, low), Math.max(panel.maximum, high)];
+  if (low === high) return [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
+  const margin = (high - low) * 0.07;
+  return [low >= 0 && low - margin < 0 ? 0 : low - margin, high + margin];
+}
+
+function formatTick(value, step) {
+  if (value === null || value === undefined) return "";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e5 || size < 1e-3) return Number(value.toPrecision(2)).toExponential();
+  const digits = step ? Math.max(0, -Math.floor(Math.log10(step))) : 2;
+  return value.toLocaleString("en-US", { maximumFractionDigits: digits });
 }
 
 function drawAlarms(plot, alarms) {

@@ -35,7 +35,7 @@ function callCard(view, call, turn, index) {
     h("header", null, seek, h("small", null, [call.name, call.is_python_style ? "Python style" : "", call.seconds === null ? "not run" : `${call.seconds.toFixed(2)} s`].filter(Boolean).join(" · "))),
     call.code === null ? describeArguments(call) : h("pre", { class: "code", tabindex: "0" }, longText(call.code)),
     call.malformed ? h("p", { class: "bad" }, "malformed: ", longText(call.malformed, 600)) : null,
-    call.error ? h("pre", { class: "result bad", tabindex: "0" }, longText(call.error)) : null,
+    call.error && call.error !== call.malformed ? h("pre", { class: "result bad", tabindex: "0" }, longText(call.error)) : null,
     call.text ? h("pre", { class: "result o-tool", tabindex: "0" }, longText(call.text)) : null,
     frames(view, call.images, "Images of the result"),
     call.child ? h("details", { class: "child" }, h("summary", null, "sub-agent: ", longText(call.child.question, 160), call.child.prompt.images.length ? `, ${plural(call.child.prompt.images.length, "frame")}` : null), conversation(view, call.child, false)) : null);

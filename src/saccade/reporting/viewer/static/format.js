@@ -2,7 +2,7 @@
 
 export function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  if (value === 0) return "0";
+  if (Math.abs(value) < 1e-12) return "0";
   const size = Math.abs(value);
   if (size >= 1e6 || size < 1e-3) return value.toExponential(2);
   return Number.isInteger(value) ? value.toLocaleString("en-US") : value.toFixed(size >= 100 ? 1 : digits);

@@ -68,7 +68,11 @@ export async function comparePage({ root, params, go, replace, exported }) {
   const pick = (label, current, key) => h("label", null, `${label} `, h("select", { onchange: (event) => go("compare", { run: own ?? "", first: first.label, second: second.label, [key]: event.target.value }) }, sides.map((side) => h("option", { value: side.label, selected: side === current }, side.label))));
   put(root, h("div", { class: "controls" }, pick("before", first, "first"), pick("after", second, "second"), h("button", { type: "button", onclick: () => go("compare", { run: own ?? "", first: second.label, second: first.label }) }, "Swap")));
   if (first === second) { put(root, h("p", { class: "note" }, "Choose two different ones.")); return {}; }
-  const data = await get("compare", { first_run: first.run, first_stage: first.stage, first_step: first.step, second_run: second.run, second_stage: second.stage, second_step: second.step });
+  const sideParams = { first_run: first.run, first_stage: first.stage, first_step: first.step, second_run: second.run, second_stage: second.stage, second_step: second.step };
+  const data = await get("compare", sideParams);
+  const isPaired = !first.step && !second.step;
+  const tables = h("div", null, isPaired ? h("p", { class: "note", role: "status" }, "Computing the paired difference …") : null);
+  if (isPaired) get("paired", sideParams).then((items) => fill(tables, items.map((item) => table(item)))).catch((error) => fill(tables, errorBox(error)));
   const state = { kind: params.get("kind") ?? "" };
   const body = h("tbody"), detail = h("section", { "aria-live": "polite" });
   const tabs = h("div", { class: "tabs", role: "group", "aria-label": "Kind of change" });
@@ -87,7 +91,7 @@ export async function comparePage({ root, params, go, replace, exported }) {
   };
   draw();
   put(root, 
-    data.tables.map((item) => table(item)),
+    tables,
     h("p", { class: "note", role: "status" }, `${data.shared} episodes of the same task and sample in both; ${data.only_first} only before, ${data.only_second} only after; ${data.counts.same} unchanged.`),
     tabs,
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Changes" }, h("table", { class: "data list" }, h("caption", { class: "hidden" }, "Changes"), h("thead", null, h("tr", null, ["change", "question", "ground truth", "before", "after"].map((text) => h("th", { scope: "col", class: "text" }, text)))), body)),

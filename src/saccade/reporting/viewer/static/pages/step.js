@@ -23,7 +23,8 @@ function chips(run, members, advantages, [low, high]) {
     const share = row.reward === null || high <= low ? 0 : (row.reward - low) / (high - low);
     const advantage = advantages[row.ref];
     const label = `episode ${row.idx}: reward ${number(row.reward)}, ${verdict(row)}, ${row.outcome}${row.reason ? ` (${row.reason})` : ""}${advantage === undefined ? "" : `, advantage ${number(advantage)}`}`;
-    return h("a", { class: `chip ${row.outcome === "kept" || row.outcome === "validation" ? "" : "dropped"} ${verdict(row)}`, href: pageAddress("episode", { run, ref: row.ref }), title: label, "aria-label": label },
+    return h("a", { class: `chip ${row.outcome === "kept" || row.outcome === "validation" ? "" : "dropped"} ${verdict(row)}`, href: pageAddress("episode", { run, ref: row.ref }), title: label },
+      h("span", { class: "hidden" }, `${label}; `),
       h("span", { class: "fill", style: { height: `${(share * 100).toFixed(0)}%` } }), h("span", { class: "value" }, number(row.reward, 2)), advantage === undefined ? null : h("small", { class: advantage < 0 ? "negative" : "" }, `${advantage > 0 ? "+" : ""}${advantage.toFixed(2)}`));
   }));
 }

@@ -1,0 +1,228 @@
+"""The viewer in a real browser: every page without errors, filters, keys, the video, hostile text, accessibility."""
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from viewer_cases import make_run
+
+pytest.importorskip("selenium", reason="selenium is missing: scripts/bootstrap --dev installs it")
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
+
+from saccade.reporting.viewer.library import Library
+from saccade.reporting.viewer.server import ViewerServer
+
+if not (shutil.which("chromium") and shutil.which("chromedriver")):
+    pytest.skip("chromium or chromedriver is missing: scripts/bootstrap --browser installs it", allow_module_level=True)
+
+WAIT_SECONDS = 120
+AXE = next((Path(__file__).parents[2] / ".browser").glob("axe-*.min.js"), None)
+OPTIONS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--force-prefers-reduced-motion",
+)
+HOSTILE = (
+    "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+    '<a href="javascript:window.hacked = 1">x</a>\x1b[31mred\u202egnp.exe\u2066 ' + "long " * 200_000
+)
+PAGES = ("runs", "episodes?run=a", "step?run=a", "compare?run=a", "benchmarks?run=a", "episode?run=a&ref=rl/3/0/1")
+
+
+class Browser:
+    """A browser on a viewer, with what the tests do in it."""
+
+    def __init__(self, driver, address):
+        self.driver, self.origin = driver, address.split("?")[0]
+        driver.get(address)
+        self.wait_for("main[data-ready]")
+
+    def wait_until(self, condition):
+        return WebDriverWait(self.driver, WAIT_SECONDS, poll_frequency=0.1).until(lambda _: condition())
+
+    def wait_for(self, selector):
+        self.wait_until(lambda: self.find_all(selector))
+        return self.find_all(selector)[0]
+
+    def find_all(self, selector):
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def run(self, script, *arguments):
+        return self.driver.execute_script(script, *arguments)
+
+    def open(self, page):
+        before = self.find_all("main")[0].get_attribute("data-ready")
+        if self.run("return location.hash") == f"#/{page}":
+            return
+        self.run("location.hash = arguments[0]", f"/{page}")
+        self.wait_until(lambda: self.find_all("main")[0].get_attribute("data-ready") not in (before, None))
+
+    def press(self, key):
+        self.driver.switch_to.active_element.send_keys(key)
+
+    def resize(self, width):
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def set_theme(self, theme):
+        features = [{"name": "prefers-color-scheme", "value": theme}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def list_errors(self):
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+    def list_hosts(self):
+        """Return the hosts of all requests since the last call."""
+        messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        addresses = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+        return {urlsplit(address).hostname for address in addresses if not address.startswith(("data:", "chrome"))}
+
+
+def start_driver(profile):
+    options = webdriver.ChromeOptions()
+    for option in (*OPTIONS, f"--user-data-dir={profile}"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    return webdriver.Chrome(options=options, service=service)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "a", hostile=HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    driver = start_driver(tmp_path_factory.mktemp("browser"))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def browser(folder, driver):
+    library = Library([folder])
+    library.refresh()
+    server = ViewerServer(library)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    yield Browser(driver, server.address)
+    server.stop()
+    thread.join(WAIT_SECONDS)
+
+
+def test_every_page_at_both_widths_and_in_both_themes(browser):
+    problems = {}
+    for width, theme in ((1280, "light"), (390, "dark")):
+        browser.resize(width)
+        browser.set_theme(theme)
+        for page in PAGES:
+            browser.open(page)
+            browser.wait_for("main h1")
+            assert browser.run("return document.documentElement.scrollWidth") <= width, page
+            if AXE is not None:
+                browser.run(AXE.read_text())
+                found = browser.driver.execute_async_script(
+                    "const done = arguments[0]; axe.run({resultTypes: ['violations']}).then((r) => done(r.violations"
+                    ".filter((v) => ['serious', 'critical'].includes(v.impact))"
+                    ".map((v) => [v.id, v.nodes.map((n) => n.html + n.failureSummary).slice(0, 2)])))"
+                )
+                problems |= {f"{page} at {width}": found} if found else {}
+    browser.resize(1280)
+    browser.set_theme("light")
+    assert not problems, json.dumps(problems, indent=1)
+    assert browser.list_errors() == []
+    assert browser.list_hosts() == {"127.0.0.1"}
+    assert "token" not in browser.driver.current_url
+
+
+def test_curves_and_tables_of_a_run(browser):
+    browser.open("runs?run=a&stage=rl")
+    browser.wait_for(".chart canvas")
+    browser.wait_until(lambda: "Accuracy" in browser.run("return document.querySelector('main').innerText"))
+
+
+def test_filters_keys_and_deep_links(browser):
+    browser.open("episodes?run=a")
+    count = len(browser.find_all("tbody tr"))
+    browser.press("/")
+    browser.driver.switch_to.active_element.send_keys("blue")
+    browser.wait_until(lambda: len(browser.find_all("tbody tr")) == 2)
+    assert "text=blue" in browser.run("return location.hash")
+    browser.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+    browser.open("episodes?run=a&stage=before&verdict=right")
+    assert len(browser.find_all("tbody tr")) == 3 < count
+    browser.press("j")
+    browser.press("j")
+    second = browser.wait_for("tr.selected").get_attribute("data-row")
+    browser.press(Keys.ENTER)
+    browser.wait_for(".conversation")
+    assert second.replace("/", "%2F") in browser.run("return location.hash")
+    browser.press("n")
+    browser.wait_until(lambda: "at=2" in browser.run("return location.hash"))
+    browser.press("p")
+    browser.wait_until(lambda: "at=1" in browser.run("return location.hash"))
+
+
+def test_a_window_seeks_the_video_and_frames_enlarge(browser):
+    browser.open("episode?run=a&ref=rl/2/0/1")
+    browser.wait_until(lambda: browser.run("return document.querySelector('video').readyState >= 1"))
+    assert round(browser.run("return document.querySelector('video').duration")) == 64
+    browser.run("document.querySelector('video').currentTime = 30")
+    browser.wait_for(".timeline .window").click()
+    browser.wait_until(lambda: browser.run("return document.querySelector('video').currentTime") == 0)
+    assert browser.find_all("#call-0-0.current")
+    browser.find_all(".tick")[1].click()
+    browser.wait_until(lambda: browser.run("return document.querySelector('video').currentTime") == 24)
+    browser.find_all(".frame")[1].click()
+    browser.wait_until(lambda: browser.run("return document.querySelector('dialog img').naturalWidth") == 32)
+    browser.press(Keys.ESCAPE)
+    browser.wait_until(lambda: not browser.find_all("dialog"))
+    assert browser.list_errors() == []
+
+
+def test_a_step_shows_groups_and_advantages(browser):
+    browser.open("step?run=a&stage=rl&step=2")
+    browser.wait_until(lambda: browser.find_all(".chip small"))
+    groups = [row.text for row in browser.find_all("tbody tr")]
+    assert len(groups) == 2
+    assert "reward_std" in groups[1]
+    browser.press("n")
+    browser.wait_until(lambda: "step=3" in browser.run("return location.hash"))
+
+
+def test_a_comparison_shows_flipped_tasks_and_both_episodes(browser):
+    browser.open("compare?run=a&first=a:%20before&second=a:%20after")
+    assert "right → wrong" in browser.find_all("tbody tr")[0].text
+    browser.wait_for("button.link").click()
+    browser.wait_until(lambda: len(browser.find_all(".pair .conversation")) == 2)
+    assert browser.find_all(".pair mark")
+
+
+def test_hostile_text_is_text(browser):
+    browser.open("episodes?run=a&task=hostile")
+    browser.wait_for("tbody tr a").click()
+    browser.wait_for(".conversation")
+    shown = browser.run("return document.querySelector('main').textContent")
+    assert "<script>window.hacked = 1</script>" in shown
+    assert not {"\x1b", "\u202e", "\u2066"} & set(shown)
+    assert len(shown) < 100_000  # a megabyte is shown on demand
+    browser.wait_for("button.more").click()
+    browser.wait_until(lambda: browser.run("return document.querySelector('main').textContent.length") > 900_000)
+    assert browser.run(
+        "return window.hacked === undefined && !document.querySelector('main script, a[href^=javascript]')"
+    )
+    assert browser.list_errors() == []
+    assert browser.list_hosts() <= {"127.0.0.1"}

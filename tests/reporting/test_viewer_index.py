@@ -1,0 +1,197 @@
+"""The index of a run's episodes: complete, filtered and paged, incremental, rebuilt when it is damaged."""
+
+import pytest
+from page_cases import decode, example
+from viewer_cases import build_record, build_rollouts, make_run, write_rollouts
+
+from saccade.evaluation.judge_results import JudgeVerdict
+from saccade.reporting.viewer.episodes import (
+    Describer,
+    StoredEpisode,
+    build_timeline,
+    describe_tokens,
+    list_images,
+    read_episode,
+)
+from saccade.reporting.viewer.index import INDEX_FOLDER, EpisodeIndex
+from saccade.reporting.viewer.library import Library, UnknownItemError
+from saccade.utils.jsonl import append_jsonl, write_jsonl
+
+EVALUATED, STEPS, PER_STEP = 6, 3, 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs") / "a")
+
+
+@pytest.fixture
+def index(folder):
+    index = EpisodeIndex(folder)
+    index.refresh()
+    return index
+
+
+def list_refs(index, **filters):
+    total, rows = index.list_episodes(filters, limit=500)
+    assert total == len(rows)
+    return [row["ref"] for row in rows]
+
+
+def test_every_episode_is_in_the_index(index):
+    assert index.count() == 2 * EVALUATED + STEPS * PER_STEP
+    assert not index.refresh()  # nothing has changed
+    assert [(step["stage"], step["step"], step["kept"]) for step in index.list_steps()] == [
+        ("rl", step, PER_STEP // 2) for step in (1, 2, 3)
+    ]
+
+
+def test_filters_select_episodes(index):
+    assert len(list_refs(index, stage="before")) == EVALUATED
+    assert len(list_refs(index, stage="before", verdict="right")) == EVALUATED // 2
+    assert len(list_refs(index, stage="rl", step="2", outcome="dropped")) == PER_STEP // 2
+    assert len(list_refs(index, stage="rl", reward_min="0.5")) == STEPS * PER_STEP // 2
+    assert len(list_refs(index, errors="yes")) == index.count()  # each has a call that failed
+    assert list_refs(index, called="no") == []
+    assert len(list_refs(index, text="blue")) == 2  # the two answers that flipped
+    assert len(list_refs(index, text="gree look")) == 0
+    assert list_refs(index, text='") OR 1 --', status="x' OR '1") == []
+    assert len(list_refs(index, stage="", verdict="unknown", reward_min="no number")) == index.count()
+
+
+def test_pages_sort_and_position(index):
+    refs = list_refs(index)
+    assert refs[0].startswith("rl/3/")  # the newest step first
+    pages = [index.list_episodes({}, offset=offset, limit=10)[1] for offset in range(0, index.count(), 10)]
+    assert [row["ref"] for page in pages for row in page] == refs
+    assert index.find_position(refs[17], {}) == 17
+    assert index.find_position(refs[17], {"stage": "nothing"}) is None
+    rewards = [row["reward"] for row in index.list_episodes({}, sort="-reward", limit=500)[1]]
+    assert rewards == sorted(rewards, reverse=True)
+
+
+def test_facets_count_episodes(index):
+    facets = index.list_facets()
+    assert dict(facets["stage"]) == {"rl": STEPS * PER_STEP, "before": EVALUATED, "after": EVALUATED}
+    assert dict(facets["outcome"]) == {"kept": 12, "dropped": 12, "scored": 12}
+
+
+def test_the_index_follows_the_files(tmp_path):
+    folder = make_run(tmp_path / "a", num_steps=1)
+    index = EpisodeIndex(folder)
+    assert index.refresh()
+    clip = str(next((folder / "media").iterdir()))
+    write_rollouts(folder, 1, build_rollouts(1, clip, groups=1))  # a step that is sampled again
+    write_rollouts(folder, 2, build_rollouts(2, clip))
+    results = folder / "evaluations" / "after.jsonl"
+    append_jsonl(results, build_record(example(name="w-new", path=clip, answer="violet")))
+    append_jsonl(results, build_record(example(name="w-0", path=clip, answer="violet")))  # newer than its first line
+    with results.open("ab") as file:
+        file.write(b'{"task": ')  # a line that is still being written
+    assert index.refresh()
+    assert len(list_refs(index, stage="rl", step="1")) == 4
+    assert len(list_refs(index, stage="rl", step="2")) == PER_STEP
+    assert len(list_refs(index, stage="after")) == EVALUATED + 1
+    assert len(list_refs(index, text="violet")) == 2
+    results.unlink()
+    index.refresh()
+    assert list_refs(index, stage="after") == []
+    verdict = JudgeVerdict(task_id="w-0", answer="red", value=1.0, overrides_rule=True)
+    write_jsonl(folder / "evaluations" / "before.verdicts.jsonl", [verdict])
+    index.refresh()
+    assert len(list_refs(index, stage="before", verdict="right")) == EVALUATED // 2 + 1
+
+
+def test_damaged_files_and_a_damaged_index(tmp_path):
+    folder = make_run(tmp_path / "a", num_steps=1)
+    with (folder / "evaluations" / "after.jsonl").open("ab") as file:
+        file.write(b'no json\n{"task": 1}\n[]\n')
+    (folder / INDEX_FOLDER).mkdir()
+    (folder / INDEX_FOLDER / "index.sqlite").write_bytes(b"not a database" * 500)
+    index = EpisodeIndex(folder)
+    assert index.count() == 0
+    index.refresh()
+    assert index.count() == 2 * EVALUATED + PER_STEP
+    assert list(index.problems) == ["evaluations/after.jsonl"]
+
+
+def test_an_episode_is_read_from_its_place(index):
+    for ref in (list_refs(index, stage="before")[0], list_refs(index, stage="rl", step="2")[5]):
+        location, row = index.find(ref)
+        stored = read_episode(location)
+        assert stored.episode.task.id == row["task"]
+        assert stored.score.value == row["reward"]
+    assert index.find("eval/none/0/0") is None
+
+
+def test_the_description_of_an_episode():
+    scored = example(path="clip.mp4")
+    view = Describer(StoredEpisode(episode=scored.episode, score=scored.score, outcome="scored")).describe()
+    first, last = view["conversation"]["turns"]
+    assert [call["ok"] for call in first["calls"]] == [True, False]
+    assert first["calls"][0]["window"] == (0.0, 8.0)
+    child = first["calls"][0]["child"]
+    assert [view["images"][number]["time"] for number in child["prompt"]["images"]] == [1.5, 4.5]
+    assert "".join(piece["text"] for piece in last["pieces"]) == scored.episode.turns[1].reply.text
+    assert {piece["origin"] for piece in last["pieces"]} == {"prefill", "sampled"}
+    assert len(list_images(scored.episode)) == 6
+
+
+def test_the_time_line_has_windows_events_and_needles():
+    scored = example()
+    timeline = build_timeline(scored.episode)
+    assert timeline["seconds"] == 64.0
+    assert timeline["frames"] == [8.0, 24.0, 40.0, 56.0]
+    assert [(window["start"], window["end"], window["frames"]) for window in timeline["windows"]] == [
+        (0.0, 8.0, [1.5, 4.5])
+    ]
+    assert len(timeline["events"]) == 2
+    extras = scored.episode.task.extras
+    extras["needles"] = [[4.0, 6.0], {"start": 20.0, "end": 22.0}, "no window", [9.0, 3.0]]
+    assert build_timeline(scored.episode)["needles"] == [{"start": 4.0, "end": 6.0}, {"start": 20.0, "end": 22.0}]
+
+
+def test_tokens_have_logprobs_and_advantages():
+    episode = example().episode
+    values = tuple(0.5 if mask else 0.0 for mask in episode.ledger.loss_mask())
+    main, child = describe_tokens(episode, decode, {0: values})
+    sampled = [segment for segment in main["segments"] if segment["origin"] == "sampled"]
+    assert {piece["advantage"] for segment in sampled for piece in segment["pieces"]} == {0.5}
+    text = "".join(piece["text"] for segment in sampled for piece in segment["pieces"])
+    assert text == decode(episode.ledger.sampled_tokens())
+    assert all(segment["version"] == 3 for segment in sampled)
+    assert child["segments"][-1]["pieces"][0]["advantage"] is None
+
+
+def test_advantages_of_a_step_are_those_of_the_recipe(folder):
+    library = Library([folder.parent])
+    library.refresh()
+    advantages = library.compute_advantages("a", "rl", 2)
+    assert sorted(advantages) == [f"rl/2/0/{index}" for index in range(4)]  # the other group was dropped
+    assert [round(advantages[f"rl/2/0/{index}"], 3) for index in range(4)] == [-1.0, 1.0, -1.0, 1.0]
+
+
+def test_comparisons_list_right_to_wrong_first(folder):
+    library = Library([folder.parent])
+    library.refresh()
+    result = library.compare(("a", "before", 0), ("a", "after", 0))
+    assert result["counts"] == {"right → wrong": 1, "wrong → right": 2, "answer changed": 1, "same": 2}
+    assert [pair["kind"] for pair in result["pairs"]][:2] == ["right → wrong", "wrong → right"]
+    (table,) = library.compare_evaluations(("a", "before", 0), ("a", "after", 0))
+    assert any(row[0] == "difference, paired" for row in table["rows"])
+
+
+def test_curves_overlay_runs_and_average_seeds(tmp_path):
+    for name in ("a", "b"):
+        make_run(tmp_path / name, num_steps=2)
+    library = Library([tmp_path])
+    library.refresh()
+    panels = {panel["title"]: panel for panel in library.build_curves(["a", "b"], "rl")["panels"]}
+    assert {curve["run"] for curve in panels["Entropy"]["curves"]} == {"a", "b"}
+    averaged = library.build_curves(["a", "b"], "rl", has_bands=True)
+    assert list(averaged["families"].values()) == [["a", "b"]]
+    (entropy,) = next(panel for panel in averaged["panels"] if panel["title"] == "Entropy")["curves"]
+    assert entropy["y"] == [1.0, 0.5]
+    assert entropy["low"] == [1.0, 0.5]  # equal seeds: an interval without width
+    with pytest.raises(UnknownItemError):
+        library.build_tables("../a")

@@ -1,0 +1,83 @@
+"""A run with two evaluations, recorded steps, metrics and a real clip; and the application on it, without a browser."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+from page_cases import example
+
+from saccade.config.load import load_recipe
+from saccade.data.synthetic.video_writer import write_video
+from saccade.evaluation.records import Record
+from saccade.runs.run_folder import Run
+from saccade.training.episode_log import EpisodeWriter, RolloutRecord
+from saccade.types import Score
+from saccade.utils.jsonl import append_jsonl, write_jsonl
+
+CLIP_SECONDS = 64
+
+
+def write_clip(path):
+    """Write a clip of 64 seconds whose brightness grows with the time."""
+    frames = (np.full((1, 48, 64, 3), number % 256, dtype=np.uint8) for number in range(CLIP_SECONDS * 2))
+    path.parent.mkdir(exist_ok=True)
+    write_video(path, (frame[0] for frame in frames), fps=2.0)
+
+
+def build_record(scored, sample_index=0):
+    task = scored.episode.task
+    return Record(task=task.digest, frame_budget=4, sample_index=sample_index, fingerprint="seed=0", outcome=scored)
+
+
+def write_evaluation(folder, name, scored):
+    (folder / "evaluations").mkdir(exist_ok=True)
+    write_jsonl(folder / "evaluations" / f"{name}.jsonl", [build_record(item) for item in scored])
+
+
+def build_rollouts(step, clip, groups=2, size=4):
+    records = []
+    for group in range(groups):
+        for index in range(size):
+            scored = example(name=f"train-{group}", path=clip, question=f"What is it, {group}?")
+            score = Score(value=float(index % 2), parts={"accuracy": float(index % 2)}, correct=float(index % 2))
+            outcome, reason = ("dropped", "reward_std") if group == groups - 1 else ("kept", "")
+            episode = replace(scored.episode, status=scored.episode.status)
+            records.append(
+                RolloutRecord(
+                    stage="rl",
+                    step=step,
+                    group=group,
+                    index=index,
+                    outcome=outcome,
+                    reason=reason,
+                    episode=episode,
+                    score=score,
+                )
+            )
+    return records
+
+
+def write_rollouts(folder, step, records):
+    asyncio.run(EpisodeWriter(folder, 2**30).write("rl", step, records))
+
+
+def make_run(folder, *, hostile="", num_steps=3):
+    """Make a run; `hostile` is a text that its last task, reply, result and answer hold."""
+    Run.create(folder, load_recipe("tiny/para_grpo"), metadata={})
+    clip = folder / "media" / 'a clip\'s "name".mp4'
+    write_clip(clip)
+    for step in range(1, num_steps + 1):
+        row = {"stage": "rl", "step": step, "reward": step / 10, "reward/accuracy": 0.5, "accuracy": step / 10}
+        append_jsonl(folder / "metrics.jsonl", {**row, "entropy": 1.0 / step, "grad_norm": 1e-4 * step})
+        write_rollouts(folder, step, build_rollouts(step, str(clip)))
+    before = [example(name=f"w-{i}", path=str(clip), accuracy=float(i % 2)) for i in range(6)]
+    after = [
+        example(name=f"w-{i}", path=str(clip), accuracy=float(i > 1), answer="red" if i > 1 else "blue")
+        for i in range(6)
+    ]
+    if hostile:
+        texts = dict.fromkeys(("think", "response", "answer", "question"), hostile)
+        after.append(example(name="hostile", path=str(clip), error=hostile, **texts))
+    write_evaluation(folder, "before", before)
+    write_evaluation(folder, "after", after)
+    return folder
