@@ -62,7 +62,7 @@ def write_rollouts(folder, step, records):
 
 
 def make_run(folder, *, hostile="", num_steps=3):
-    """Make a run; `hostile` is a text that its last task, reply, result and answer hold."""
+    """Make a run; `hostile` is a text that its last task, reply, result, answer and error (a megabyte) hold."""
     Run.create(folder, load_recipe("tiny/para_grpo"), metadata={})
     clip = folder / "media" / 'a clip\'s "name".mp4'
     write_clip(clip)
@@ -77,7 +77,7 @@ def make_run(folder, *, hostile="", num_steps=3):
     ]
     if hostile:
         texts = dict.fromkeys(("think", "response", "answer", "question"), hostile)
-        after.append(example(name="hostile", path=str(clip), error=hostile, **texts))
+        after.append(example(name="hostile", path=str(clip), error=hostile + " long" * 200_000, **texts))
     write_evaluation(folder, "before", before)
     write_evaluation(folder, "after", after)
     return folder

@@ -67,6 +67,7 @@ class Library:
         self._runs: dict[Path, ViewedRun] = {}
         self._cache: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         self._decoder_lock = threading.Lock()
+        self._read_cached = functools.lru_cache(maxsize=8)(lambda location, modified_ns: read_episode(location))
 
     # ---- runs ------------------------------------------------------------------------------------------------------
 
@@ -276,7 +277,8 @@ class Library:
             raise UnknownItemError(f"the run {name} has no episode {ref!r}", key="ref", value=ref)
         location, row = found
         try:
-            return read_episode(location), row
+            stamp = (location, location.path.stat().st_mtime_ns)  # a page requests its frames one by one
+            return self._read_cached(*stamp), row
         except FileNotFoundError:
             message = f"the episode {ref} was deleted with its file; `episodes.keep` limits the disk space of episodes"
             raise UnknownItemError(message, key="ref", value=ref) from None
