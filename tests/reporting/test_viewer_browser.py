@@ -25,6 +25,7 @@ WAIT_SECONDS = 120
 AXE = next((Path(__file__).parents[2] / ".browser").glob("axe-*.min.js"), None)
 OPTIONS = (
     "--headless",
+    "--window-size=1280,900",
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
