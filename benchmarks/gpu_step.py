@@ -41,6 +41,7 @@ from saccade.algorithms.group_advantages import compute_group_advantages
 from saccade.config.load import load_recipe
 from saccade.config.schema import Recipe
 from saccade.environments.task_environments import TaskEnvironments
+from saccade.models.attention import find_segments
 from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
 from saccade.rollouts.components import TrainingComponents
@@ -48,7 +49,7 @@ from saccade.training.optimizer import Optimizer
 from saccade.training.packing import Batch, pack
 from saccade.training.policy_update import update_policy
 from saccade.training.rollout_batch import collect_groups
-from saccade.training.train_step import StepReport, build_tree_attention_mask
+from saccade.training.train_step import StepReport
 from saccade.training.training_samples import build_samples
 from saccade.types import AnswerType, Group, Media, MediaKind, Task, TrainingSample
 
@@ -213,10 +214,9 @@ def model_flops(backbone: Backbone, batches: Sequence[Batch]) -> float:
     mergers, _ = linear_weights(visual.merger, visual.deepstack_merger_list)
     total = 0.0
     for batch in batches:
-        tree, branch = (torch.from_numpy(array).to(backbone.device) for array in (batch.tree_BT, batch.branch_BT))
-        real = tree >= 0
-        pairs = int((build_tree_attention_mask(tree, branch) & real[:, :, None]).sum())
-        total += int(real.sum()) * 2 * (W * weights + 3 * adapters)
+        segments = find_segments(batch.tree_BT, batch.branch_BT)
+        pairs = sum(segment.num_pairs for segment in segments)
+        total += sum(segment.length for segment in segments) * 2 * (W * weights + 3 * adapters)
         total += 3 * 4 * text.num_hidden_layers * text.num_attention_heads * backbone.kv_cache_shape[2] * pairs
         total += W * len(batch.token_N) * 2 * text.hidden_size * text.vocab_size
         for picture in {picture.key: picture for picture in batch.images}.values():

@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from attention_cases import attend_densely, build_mask
 from error_cases import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from saccade.config.schema import ModelConfig
 from saccade.errors import RunError
 from saccade.ledger import ImageRef, Ledger
+from saccade.models import backbone as backbone_module
 from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
 from saccade.training import train_step as train_step_module
@@ -126,6 +129,51 @@ def test_loss_and_gradients_equal_one_row_per_sample(backbone, pack_length, micr
     for name, grad in grads.items():
         scale = max(float(grads_1[name].abs().max()), 1e-3)
         assert float((grad - grads_1[name]).abs().max()) <= 1e-5 * max(scale, 1.0), name
+
+
+@pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True}, {"lora_rank": 2}], ids=str)
+def test_logprobs_and_gradients_equal_those_of_a_dense_mask(backbone, changes, monkeypatch):
+    if changes:
+        backbone = Backbone(backbone.settings.model_copy(update=changes))
+    for name, parameter in backbone.model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.1)
+    backbone.model.train()
+    batch = pack_into_one_row(backbone, make_samples(backbone))
+    loss, grads, logp = compute_gradients(backbone, [batch])
+    mask = build_mask(batch.tree_BT, batch.branch_BT)
+    monkeypatch.setattr(
+        backbone_module, "attend_packed", lambda q, k, v, trees, scale: attend_densely(q, k, v, mask, scale)
+    )
+    dense_loss, dense_grads, dense_logp = compute_gradients(backbone, [batch])
+    backbone.model.eval()
+    assert logp.keys() == dense_logp.keys()
+    assert max(abs(logp[key] - dense_logp[key]) for key in logp) <= 1e-6 * max(map(abs, logp.values()))
+    assert loss == pytest.approx(dense_loss, rel=1e-6, abs=1e-6)
+    assert grads.keys() == dense_grads.keys()
+    differences = {name: float((grad - dense_grads[name]).norm()) for name, grad in grads.items()}
+    norm = float(torch.cat([grad.flatten() for grad in dense_grads.values()]).norm())
+    print(
+        {
+            k: v / float(dense_grads[k].norm() + 1e-30)
+            for k, v in sorted(differences.items(), key=lambda p: -p[1] / float(dense_grads[p[0]].norm() + 1e-30))[:3]
+        },
+        norm,
+    )
+    assert sum(value**2 for value in differences.values()) ** 0.5 <= 1e-6 * norm
+
+
+def test_without_trees_each_sample_is_a_row(backbone):
+    samples, compute_positions = make_samples(backbone), backbone.renderer.compute_position_ids
+    shapes = {"compute_positions": compute_positions, "micro_batch_size": 7}
+    batches = pack(samples, **shapes, pack_length=4096, trees=False)
+    assert sum(len(batch.ids_BT) for batch in batches) == len(samples)
+    assert all((batch.branch_BT[batch.tree_BT >= 0] == 1).all() for batch in batches)
+    loss, grads, logp = compute_gradients(backbone, batches)
+    tree_loss, tree_grads, tree_logp = compute_gradients(backbone, pack(samples, **shapes, pack_length=4096))
+    assert max(abs(logp[key] - tree_logp[key]) for key in logp) <= 1e-5
+    assert loss == pytest.approx(tree_loss, rel=1e-5)
+    assert grads.keys() == tree_grads.keys()
 
 
 def pack_into_one_row(backbone, samples):

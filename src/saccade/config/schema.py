@@ -364,6 +364,9 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"  # type of the weights and activations
     num_threads: PositiveInt = 2  # CPU threads of torch
     process_timeout: PositiveFloat = 600.0  # seconds that a process of several waits for the others in an operation
+    # how training computes the attention of packed rows: branchwise = one call per branch, on any device; varlen = one
+    # call of FlashAttention per micro-batch, on CUDA in bfloat16. Both are exact and make no mask
+    attention: Literal["branchwise", "varlen"] = "branchwise"
     activation_checkpointing: bool = False  # recompute activations in the backward pass to save memory
     lora_rank: NonNegativeInt = 0  # rank of LoRA adapters on the text model's linear layers; 0 = no adapters
     # weights that training changes; language_model = all but the vision tower and its projector. Without effect on

@@ -2,9 +2,9 @@
 
 Axis letters: B rows, T tokens of a row, S keys a query may attend to, N selected tokens, V vocabulary, D hidden size.
 
-The modules are those of transformers. Attention is a function registered through its public attention interface, with
-an explicit mask and, for sampling, an explicit KV cache; position ids are explicit, too, so nothing depends on state
-that a module keeps from its last call.
+The modules are those of transformers. Attention is a function registered through its public attention interface; for
+sampling it has an explicit mask and KV cache, in training no mask (see `attention`). Position ids are explicit, too, so
+nothing depends on state that a module keeps from its last call.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ from saccade.config.schema import ModelConfig
 from saccade.errors import ModelError, convert_errors
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io, lora
+from saccade.models.attention import PackedTrees, Segment, VarlenIndex, attend_packed, require_varlen
 from saccade.models.checkpoint_files import IGNORED_FILES, METADATA_SUFFIXES
 from saccade.models.policy import KVStore, Policy, PolicyInputs, VisionFeatures, VisionPass
 from saccade.utils.text import join_examples
@@ -50,19 +51,21 @@ def attend(
     _mask: Tensor | None,
     *,
     scaling: float,
-    mask_BTS: Tensor,
+    visible: Tensor | PackedTrees,
     kv_store: KVStore | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Compute grouped-query attention with an explicit mask: query [B, heads, T, dim] -> [B, T, heads, dim].
+    """Compute grouped-query attention of packed trees or with a mask: query [B, heads, T, dim] -> [B, T, heads, dim].
 
-    The mask must be causal in token order, where the T queries are the last of the S positions.
+    A mask [B, T, S] must be causal in token order, where the T queries are the last of the S positions.
     """
+    if isinstance(visible, PackedTrees):
+        return attend_packed(query, key, value, visible, scaling), None
     if kv_store is not None:
         layer: Any = module.layer_idx
         key, value = kv_store.write(layer, key, value)
     B, heads, T, dim = query.shape
-    mask = mask_BTS[:, None]
+    mask = visible[:, None]
     if T == 1:  # decoding: the heads of a group become its queries, so keys are read once and not repeated
         folded = query.reshape(B, key.shape[1], -1, dim)
         out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
@@ -73,12 +76,12 @@ def attend(
     past = key.shape[2] - T
     for start in range(0, T, MAX_ATTENTION_QUERIES):
         stop = min(start + MAX_ATTENTION_QUERIES, T)
-        visible = past + stop  # the mask hides all later keys
+        end = past + stop  # the mask hides all later keys
         part = scaled_dot_product_attention(
             query[:, :, start:stop],
-            key[:, :, :visible],
-            value[:, :, :visible],
-            attn_mask=mask[:, :, start:stop, :visible],
+            key[:, :, :end],
+            value[:, :, :end],
+            attn_mask=mask[:, :, start:stop, :end],
             scale=scaling,
             enable_gqa=not query.is_cuda,
         )
@@ -129,6 +132,8 @@ class Backbone:
         message = f"{settings.path} can't be loaded as a model on the device {settings.device!r}"
         with convert_errors(ModelError, message, key="model.device", value=settings.device):
             self.device = torch.device(settings.device)
+        if settings.attention == "varlen":
+            require_varlen(self.device, getattr(torch, settings.dtype))
         with convert_errors(ModelError, message, key="model.path", value=settings.path):
             loaded: Any = _load_model(settings, Path(settings.path)) if model is None else model
             self.model: Any = loaded.to(self.device)
@@ -277,13 +282,18 @@ class Backbone:
         self,
         ids_BT: Tensor,
         positions_3BT: Tensor,
-        mask_BTS: Tensor,
+        visible: Tensor | PackedTrees,
         *,
         features: VisionFeatures | None = None,
         kv_store: KVStore | None = None,
     ) -> Tensor:
         """Return the last hidden states [B, T, D]; see `Policy.compute_hidden_states`."""
-        return self.policy.compute_hidden_states(ids_BT, positions_3BT, mask_BTS, features=features, kv_store=kv_store)
+        return self.policy.compute_hidden_states(ids_BT, positions_3BT, visible, features=features, kv_store=kv_store)
+
+    def pack_segments(self, segments: Sequence[Segment], num_tokens: int) -> PackedTrees:
+        """Return the segments of rows of `num_tokens` tokens, to be computed as `settings.attention` says."""
+        use_varlen = self.settings.attention == "varlen"
+        return PackedTrees(segments, VarlenIndex.build(segments, num_tokens, self.device) if use_varlen else None)
 
     def compute_logits(self, hidden_ND: Tensor) -> Tensor:
         """Return logits [N, V] in float32; see `Policy.compute_logits`."""
@@ -299,7 +309,7 @@ class Backbone:
         inputs = PolicyInputs(
             ids_BT=ids,
             positions_3BT=torch.from_numpy(self.renderer.compute_position_ids(full))[:, None].to(self.device),
-            mask_BTS=torch.ones(length, length, dtype=torch.bool, device=self.device).tril()[None],
+            trees=self.pack_segments([Segment(0, 0, length)], length),
             row_N=torch.zeros_like(predictor_N),
             predictor_N=predictor_N,
             token_N=ids[0, predictor_N + 1],

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from saccade.models.attention import PackedTrees
+
 MAX_LOGITS_PER_CHUNK = 2**27  # half a GiB in float32
 VisionPass = tuple[Tensor, Tensor]  # flattened patches [P, values] of a pass's images, and their grids [images, 3]
 
@@ -54,7 +56,7 @@ class PolicyInputs:
 
     ids_BT: Tensor
     positions_3BT: Tensor
-    mask_BTS: Tensor  # bool; causal in token order
+    trees: PackedTrees  # which tokens attend to which
     row_N: Tensor  # row of each trained token
     predictor_N: Tensor  # index in its row of the token that predicts it
     token_N: Tensor  # its id
@@ -86,7 +88,7 @@ class Policy(nn.Module):
             features for patches, grids in inputs.vision_passes for features in self.encode_patches(patches, grids)
         ]
         features = VisionFeatures.cat([images[index] for index in inputs.image_indices]) if images else None
-        hidden = self.compute_hidden_states(inputs.ids_BT, inputs.positions_3BT, inputs.mask_BTS, features=features)
+        hidden = self.compute_hidden_states(inputs.ids_BT, inputs.positions_3BT, inputs.trees, features=features)
         logp_N, entropy_N = self._score_tokens(hidden[inputs.row_N, inputs.predictor_N], inputs.token_N, temperature)
         if self.has_gradients_without_images and not images:
             logp_N = logp_N + 0.0 * sum(value.flatten()[0] for value in self.model.model.visual.parameters())
@@ -127,12 +129,15 @@ class Policy(nn.Module):
         self,
         ids_BT: Tensor,
         positions_3BT: Tensor,
-        mask_BTS: Tensor,
+        visible: Tensor | PackedTrees,
         *,
         features: VisionFeatures | None = None,
         kv_store: KVStore | None = None,
     ) -> Tensor:
-        """Return the last hidden states [B, T, D]; `features` holds the visual tokens of all rows, in row order."""
+        """Return the last hidden states [B, T, D]; `features` holds the visual tokens of all rows, in row order.
+
+        `visible` is a mask [B, T, S] over the positions of `kv_store`, or the trees of packed rows without one.
+        """
         language_model = self.model.model.language_model
         embeds, extra = language_model.embed_tokens(ids_BT), {}
         if features is not None:
@@ -145,7 +150,7 @@ class Policy(nn.Module):
             position_ids=positions_3BT,
             attention_mask=None,
             use_cache=False,
-            mask_BTS=mask_BTS,
+            visible=visible,
             kv_store=kv_store,
             **extra,
         )

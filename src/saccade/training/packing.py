@@ -131,13 +131,20 @@ def pack(
     pack_length: int,
     micro_batch_size: int,
     num_parallel_micro_batches: int = 1,
+    trees: bool = True,
 ) -> list[Batch]:
     """Pack samples into micro-batches of at most `micro_batch_size` rows of similar length.
 
     The micro-batches have about equally many rows, and their number is a multiple of `num_parallel_micro_batches` if
-    there are enough rows.
+    there are enough rows. Without `trees` (see `chat.families.base.Family`) each sample is a row.
     """
-    rows = bin_pack(build_prefix_trees(samples, pack_length), pack_length)
+    if trees:
+        rows = bin_pack(build_prefix_trees(samples, pack_length), pack_length)
+    else:
+        rows = [
+            [PrefixTree(prefix_length=0, sample_indices=(index,), num_tokens=len(sample.ledger))]
+            for index, sample in enumerate(samples)
+        ]
     # Rows of similar length share a micro-batch, which minimizes padding.
     rows.sort(key=lambda row: -sum(tree.num_tokens for tree in row))
     parts = split_rows(len(rows), micro_batch_size, num_parallel_micro_batches)

@@ -21,6 +21,7 @@ from saccade.algorithms.policy_loss import merge_stats
 from saccade.config.schema import RlConfig, SftConfig
 from saccade.errors import RunError, SaccadeError
 from saccade.models import checkpoint_io
+from saccade.models.attention import find_segments
 from saccade.models.backbone import Backbone, LoadPixels
 from saccade.models.policy import PolicyInputs
 from saccade.training.background import CheckCancelled
@@ -83,6 +84,7 @@ def pack_samples(backbone: Backbone, samples: Sequence[TrainingSample], settings
         pack_length=settings.pack_length,
         micro_batch_size=settings.micro_batch_size,
         num_parallel_micro_batches=backbone.num_parallel_micro_batches,
+        trees=backbone.renderer.trees,
     )
 
 
@@ -94,9 +96,7 @@ def forward(backbone: Backbone, batch: Batch, *, load_pixels: LoadPixels, temper
     inputs = PolicyInputs(
         ids_BT=torch.from_numpy(batch.ids_BT).to(backbone.device),
         positions_3BT=torch.from_numpy(batch.positions_3BT).to(backbone.device),
-        mask_BTS=build_tree_attention_mask(
-            torch.from_numpy(batch.tree_BT).to(backbone.device), torch.from_numpy(batch.branch_BT).to(backbone.device)
-        ),
+        trees=backbone.pack_segments(find_segments(batch.tree_BT, batch.branch_BT), batch.ids_BT.shape[1]),
         row_N=torch.from_numpy(batch.row_N).to(backbone.device),
         predictor_N=torch.from_numpy(batch.predictor_N).to(backbone.device),
         token_N=torch.from_numpy(batch.token_N).to(backbone.device),
@@ -105,15 +105,6 @@ def forward(backbone: Backbone, batch: Batch, *, load_pixels: LoadPixels, temper
     )
     logp_N, entropy_N = backbone.policy(inputs, temperature)
     return logp_N, entropy_N
-
-
-def build_tree_attention_mask(tree_BT: Tensor, branch_BT: Tensor) -> Tensor:
-    """Return the tree attention mask of packed rows (see `pack`), bool [B, query T, key T]."""
-    T = tree_BT.shape[1]
-    # In place: the mask of a row of 20,000 tokens takes 400 MB.
-    mask_BTT = tree_BT[:, :, None] == tree_BT[:, None, :]
-    mask_BTT &= (branch_BT[:, None, :] == 0) | (branch_BT[:, :, None] == branch_BT[:, None, :])
-    return mask_BTT.logical_and_(torch.ones(T, T, dtype=torch.bool, device=tree_BT.device).tril())
 
 
 def train_step(

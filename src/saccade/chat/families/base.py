@@ -36,6 +36,9 @@ class Family(Protocol):
     image_token: str  # the placeholder of an image
     stop_tokens: tuple[str, ...]
     forbidden_tokens: tuple[str, ...]  # never sampled
+    # Whether only attention carries information between tokens. If not (recurrent layers), a row of a batch is trained
+    # as one sequence, so it holds one sample and shares no prefix.
+    trees: bool
 
     def render_start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
         """Render a conversation's first messages, with the system prompt that the template adds."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from saccade.ledger import ImageRef
+from saccade.models.attention import find_segments
 from saccade.models.backbone import LoadPixels
 from saccade.training.background import CheckCancelled
 from saccade.training.packing import Batch
@@ -63,14 +64,8 @@ def count_waves(batches: Sequence[Batch], num_ranks: int) -> int:
 
 
 def estimate_cost(batch: Batch) -> float:
-    """Return the cost of a micro-batch in tokens: padded tokens, and causal pairs of one tree and branch or prefix."""
-    pairs = 0
-    for tree_T, branch_T in zip(batch.tree_BT, batch.branch_BT, strict=True):
-        for tree in np.unique(tree_T[tree_T >= 0]):
-            lengths = np.unique(branch_T[tree_T == tree], return_counts=True)[1]
-            prefix = int((branch_T[tree_T == tree] == 0).sum())
-            pairs += sum(int(length) * (int(length) + 1) // 2 for length in lengths)
-            pairs += prefix * int(lengths.sum() - prefix)
+    """Return the cost of a micro-batch in tokens: padded tokens, and the pairs of a query and a key that it sees."""
+    pairs = sum(segment.num_pairs for segment in find_segments(batch.tree_BT, batch.branch_BT))
     return batch.ids_BT.size + pairs / _PAIRS_PER_TOKEN
 
 

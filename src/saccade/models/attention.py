@@ -1,0 +1,281 @@
+"""Attention of packed rows without a mask: a branch attends to its tree's whole prefix and causally to itself.
+
+    queries       prefix's keys   own keys
+    prefix                        causal call
+    branch 1, 2   one call        causal call each, merged with the former
+
+No tensor has a row's length twice in its shape, and no prefix is copied for its branches. Calls are merged as
+FlashAttention merges blocks of keys (arXiv 2205.14135, algorithm 1): each returns the logarithm of its softmax's
+denominator; in the backward pass each call receives the merged result and the merged denominator.
+
+Axis letters: B rows, T tokens of a row, H query heads, K key-value heads, D head size, L tokens of a segment, N tokens
+of all segments, S their keys, prefixes included.
+"""
+
+import importlib
+import inspect
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from saccade.errors import ModelError
+
+try:
+    varlen: Any = importlib.import_module("torch.nn.attention.varlen")
+except ImportError:  # an older torch
+    varlen = None
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+Index = tuple[int, slice, slice]  # of [B, heads, T]
+Call = tuple[Index, Index, bool]  # queries, keys, and whether the attention is causal
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens [start, stop) of a row, which attend causally to each other and to all of [prefix_start, prefix_stop)."""
+
+    row: int
+    start: int
+    stop: int
+    prefix_start: int = 0
+    prefix_stop: int = 0
+
+    @property
+    def length(self) -> int:
+        """Return how many tokens it has."""
+        return self.stop - self.start
+
+    @property
+    def prefix_length(self) -> int:
+        """Return how many tokens its prefix has."""
+        return self.prefix_stop - self.prefix_start
+
+    @property
+    def num_pairs(self) -> int:
+        """Return how many pairs of a query and a visible key it has."""
+        return self.length * (self.length + 1) // 2 + self.length * self.prefix_length
+
+
+def find_segments(tree_BT: np.ndarray, branch_BT: np.ndarray) -> tuple[Segment, ...]:
+    """Return the segments of packed rows, in order; padding (tree −1) is in none.
+
+    The prefix of a tree (branch 0) is a segment, and so is each branch; the prefix and an only branch are one.
+
+    >>> segments = find_segments(np.array([[0, 0, 0, 0, 0, -1]]), np.array([[0, 0, 1, 2, 2, 0]]))
+    >>> [(segment.start, segment.stop, segment.prefix_stop) for segment in segments]
+    [(0, 2, 0), (2, 3, 2), (3, 5, 2)]
+    """
+    segments: list[Segment] = []
+    for row, (tree_T, branch_T) in enumerate(zip(tree_BT, branch_BT, strict=True)):
+        changes = np.flatnonzero((np.diff(tree_T) != 0) | (np.diff(branch_T) != 0)) + 1
+        bounds = itertools.pairwise((0, *changes.tolist(), len(tree_T)))
+        for tree, runs in itertools.groupby(bounds, key=lambda bound: int(tree_T[bound[0]])):
+            (start, stop), *branches = runs
+            if tree < 0:
+                continue
+            if branch_T[start]:  # the tree has no prefix
+                segments += [Segment(row, *bound) for bound in ((start, stop), *branches)]
+            elif len(branches) == 1:
+                segments.append(Segment(row, start, branches[0][1]))
+            else:
+                segments += [Segment(row, start, stop), *(Segment(row, *bound, start, stop) for bound in branches)]
+    return tuple(segments)
+
+
+@dataclass(frozen=True)
+class PackedTrees:
+    """The segments of packed rows; with `varlen_index` their attention is computed by `attend_varlen`."""
+
+    segments: Sequence[Segment]
+    varlen_index: "VarlenIndex | None" = None
+
+    @cached_property
+    def calls(self) -> Sequence[Call]:
+        """Return the causal call of each segment, then one call per tree from all its branches to its prefix."""
+        calls = [(index, index, True) for s in self.segments for index in [_index(s.row, s.start, s.stop)]]
+        for (row, start, stop), branches in itertools.groupby(self.segments, key=_get_prefix):
+            if stop:
+                first, *_, last = [bound for branch in branches for bound in (branch.start, branch.stop)]  # contiguous
+                calls.append((_index(row, first, last), _index(row, start, stop), False))
+        return calls
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenIndex:
+    """Where `attend_varlen` finds the segments' tokens in rows of one length, one row after the other."""
+
+    queries_N: Tensor
+    keys_S: Tensor  # of each segment: its prefix, then its own
+    query_bounds: Tensor  # of the segments in `queries_N`, int32 [segments + 1]
+    key_bounds: Tensor  # of the segments in `keys_S`
+    max_queries: int  # of a segment
+    max_keys: int
+
+    @staticmethod
+    def build(segments: Sequence[Segment], num_tokens: int, device: torch.device) -> "VarlenIndex":
+        """Build the index for rows of `num_tokens` tokens."""
+
+        def index(row: int, start: int, stop: int) -> np.ndarray:
+            return row * num_tokens + np.arange(start, stop)
+
+        queries = [index(s.row, s.start, s.stop) for s in segments]
+        keys = [np.concatenate([index(*_get_prefix(s)), own]) for s, own in zip(segments, queries, strict=True)]
+        lengths = [[len(part) for part in parts] for parts in (queries, keys)]
+        bounds = [np.cumsum([0, *counts], dtype=np.int32) for counts in lengths]
+        arrays = (np.concatenate(queries), np.concatenate(keys), *bounds)
+        queries_N, keys_S, query_bounds, key_bounds = (torch.from_numpy(array).to(device) for array in arrays)
+        max_queries, max_keys = map(max, lengths)
+        return VarlenIndex(queries_N, keys_S, query_bounds, key_bounds, max_queries, max_keys)
+
+
+def _get_prefix(segment: Segment) -> tuple[int, int, int]:
+    return segment.row, segment.prefix_start, segment.prefix_stop
+
+
+def _index(row: int, start: int, stop: int) -> Index:
+    return row, slice(None), slice(start, stop)
+
+
+def attend_packed(query: Tensor, key: Tensor, value: Tensor, trees: PackedTrees, scale: float) -> Tensor:
+    """Compute the attention of packed rows: queries [B, H, T, D], keys and values [B, K, T, D] -> [B, T, H, D].
+
+    The result of padding is zero.
+    """
+    if trees.varlen_index:
+        return attend_varlen(query, key, value, trees.varlen_index, scale)
+    if query.device.type == "cpu":
+        function: Any = _BranchwiseAttention
+        out_BTHD: Tensor = function.apply(query, key, value, trees, scale)
+        return out_BTHD
+    return attend_by_segment(query, key, value, trees, scale)
+
+
+class _BranchwiseAttention(torch.autograd.Function):
+    """Run the calls of packed trees with the CPU's kernel, which has the interface of FlashAttention."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, trees: PackedTrees, scale: float) -> Tensor:
+        B, H, T, D = query.shape
+        out_BTHD = query.new_zeros(B, T, H, D)
+        out = out_BTHD.transpose(1, 2)
+        lse = query.new_zeros(B, H, T, dtype=torch.promote_types(query.dtype, torch.float32))
+        for queries, keys, is_causal in trees.calls:
+            part_query, part_out, part_lse = _fold(key.shape[1], query[queries], out[queries], lse[queries])
+            expanded = _expand(len(part_query), key[keys], value[keys])
+            new_out, new_lse = _flash(part_query, *expanded, 0.0, is_causal, scale=scale)
+            if is_causal:  # the first call of these queries
+                part_out.copy_(new_out)
+                part_lse.copy_(new_lse)
+            else:
+                share = torch.sigmoid(new_lse - part_lse)  # exp(new_lse) / (exp(new_lse) + exp(part_lse))
+                part_out.lerp_(new_out, share[..., None].to(out.dtype))
+                part_lse.copy_(torch.logaddexp(part_lse, new_lse))
+        ctx.save_for_backward(query, key, value, out_BTHD, lse)
+        ctx.trees, ctx.scale = trees, scale
+        return out_BTHD
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        query, key, value, out_BTHD, lse = ctx.saved_tensors
+        grad_out, out = gradients[0].transpose(1, 2), out_BTHD.transpose(1, 2)
+        grad_query, grad_key, grad_value = (torch.zeros_like(tensor) for tensor in (query, key, value))
+        for queries, keys, is_causal in ctx.trees.calls:
+            part_grad, part_query, part_out, part_lse, total = _fold(
+                key.shape[1], *(tensor[queries] for tensor in (grad_out, query, out, lse, grad_query))
+            )
+            expanded = _expand(len(part_query), key[keys], value[keys])
+            new_query, new_key, new_value = _flash_backward(
+                part_grad, part_query, *expanded, part_out, part_lse, 0.0, is_causal, scale=ctx.scale
+            )
+            total += new_query
+            grad_key[keys] += new_key.sum(0)
+            grad_value[keys] += new_value.sum(0)
+        return grad_query, grad_key, grad_value, None, None
+
+
+def _fold(num_groups: int, *tensors: Tensor) -> Iterable[Tensor]:
+    """View [H, …] as [H / K, K, …]: the kernel takes as many heads of queries as of keys."""
+    return (tensor.view(num_groups, -1, *tensor.shape[1:]).transpose(0, 1) for tensor in tensors)
+
+
+def _expand(size: int, *tensors: Tensor) -> Iterable[Tensor]:
+    return (tensor.expand(size, *tensor.shape) for tensor in tensors)
+
+
+def attend_by_segment(query: Tensor, key: Tensor, value: Tensor, trees: PackedTrees, scale: float) -> Tensor:
+    """Compute what `attend_packed` does with torch's public attention.
+
+    Branches of one tree and of equal length are one call, and so are other segments of equal length.
+    """
+    B, H, T, D = query.shape
+    # The kernels that support fewer heads of keys than of queries have no lower-right causal attention.
+    key, value = (tensor.repeat_interleave(H // tensor.shape[1], dim=1) for tensor in (key, value))
+
+    def get_kind(segment: Segment) -> tuple[int, ...]:
+        return (segment.length, *(_get_prefix(segment) if segment.prefix_length else ()))
+
+    parts: list[tuple[Segment, Tensor]] = []  # [L, H, D]
+    for (length, *prefix), group in itertools.groupby(sorted(trees.segments, key=get_kind), key=get_kind):
+        segments = list(group)
+        queries, keys, values = (
+            torch.stack([tensor[_index(s.row, s.start, s.stop)] for s in segments]) for tensor in (query, key, value)
+        )
+        if prefix:
+            keys, values = (
+                torch.cat([tensor[_index(*prefix)].expand(len(segments), -1, -1, -1), own], dim=2)
+                for tensor, own in ((key, keys), (value, values))
+            )
+        bias: Any = causal_lower_right(length, keys.shape[2])
+        out = scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=scale)
+        parts += zip(segments, out.transpose(1, 2), strict=True)
+    rows: list[list[Tensor]] = [[] for _ in range(B)]
+    ends = [0] * B
+    for segment, part in sorted(parts, key=lambda pair: (pair[0].row, pair[0].start)):
+        rows[segment.row] += [query.new_zeros(segment.start - ends[segment.row], H, D), part]
+        ends[segment.row] = segment.stop
+    return torch.stack([torch.cat([*row, query.new_zeros(T - end, H, D)]) for row, end in zip(rows, ends, strict=True)])
+
+
+def attend_varlen(query: Tensor, key: Tensor, value: Tensor, index: VarlenIndex, scale: float) -> Tensor:
+    """Compute what `attend_packed` does with one call of FlashAttention; see `require_varlen`."""
+    B, H, T, D = query.shape
+    query_N, key_S, value_S = (
+        tensor.transpose(1, 2).flatten(0, 1).index_select(0, taken)
+        for tensor, taken in ((query, index.queries_N), (key, index.keys_S), (value, index.keys_S))
+    )
+    out_N = varlen.varlen_attn(
+        *(query_N, key_S, value_S, index.query_bounds, index.key_bounds, index.max_queries, index.max_keys),
+        scale=scale,
+        window_size=(-1, 0),  # causal: the last query of a segment sees its last key
+        enable_gqa=True,
+    )
+    out: Tensor = query.new_zeros(B * T, H, D).index_copy(0, index.queries_N, out_N).view(B, T, H, D)
+    return out
+
+
+def require_varlen(device: torch.device, dtype: torch.dtype) -> None:
+    """Raise ModelError unless `attend_varlen` can be used with weights of this type on a device."""
+    required = {"window_size", "enable_gqa"}
+    problem = ""
+    if device.type != "cuda":
+        problem = f"it needs a CUDA device instead of {device}"
+    elif dtype != torch.bfloat16:
+        problem = f"it needs model.dtype=bfloat16 instead of {str(dtype).removeprefix('torch.')}"
+    elif torch.cuda.get_device_capability(device) < (8, 0):
+        problem = f"it needs compute capability 8.0 or newer, which {device} hasn't"
+    elif varlen is None or not required <= set(inspect.signature(varlen.varlen_attn).parameters):
+        problem = f"it needs a newer torch than {torch.__version__}, with the varlen_attn of torch 2.13"
+    if problem:
+        raise ModelError(
+            f"model.attention=varlen can't be used: {problem}; set model.attention=branchwise",
+            key="model.attention",
+            value="varlen",
+        )
