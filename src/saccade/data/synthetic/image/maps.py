@@ -36,6 +36,7 @@ from saccade.utils.hashing import derive_seed
 QUESTION = "Which number does the legend give for the label?"
 NAMED_QUESTION = "Which number is at {places}?"
 LABEL_QUESTION = "What is the label?"
+MAX_NAMED_ENTRIES = 4  # each entry that is read trains perception
 ANSWER_TYPES = {"map": AnswerType.OPEN}
 TOKENIZER_PIECES = (QUESTION, "Which number is at ", LABEL_QUESTION, " disc", " square")
 
@@ -143,9 +144,9 @@ class _MapDemonstrations:
         return self._build_demonstration(self.task, looks, found[0] if found else str(self.rng.randrange(10)))
 
     def _build_named(self, number: int) -> Demonstration:
-        """Look at the entries whose left and top the question names."""
+        """Look at the entries whose left and top the question names, often more than the task allows."""
         others = [entry for index, entry in enumerate(self.scene.entries) if index != self.scene.place]
-        cards = self.rng.sample(others, min(self.settings.calls_per_turn, len(others)))
+        cards = self.rng.sample(others, min(self.rng.randint(1, MAX_NAMED_ENTRIES), len(others)))
         answer = NONE_TEXT
         if self.rng.random() < NEEDLE_SHARE:
             needle = self.scene.entries[self.scene.place]
@@ -169,14 +170,10 @@ class _MapDemonstrations:
             boxes: list[PixelBox] = [card.box for card in cards]
             assert self.format_look is not None
             replies.append(self.format_look(LOOK_CLOSER, boxes, self.scene.pixels))
-            seen += [card.symbol if self._is_legible(card) else NONE_TEXT for card in cards]
+            seen += [card.symbol for card in cards]
         thought = f"I see: {' '.join(seen)}" if looks else f"I see: {answer}"
         replies.append(format_answer_reply(thought, answer))
         return Demonstration(task=task, frame_budget=None, replies=tuple(replies))
-
-    def _is_legible(self, card: SceneObject) -> bool:
-        """Return whether demonstrations name the symbol of a card: digits, and the label's letter."""
-        return card.symbol_class == DIGIT or card is self.scene.card
 
 
 def render_map(scene: MapScene, seed: int) -> Pixels:
