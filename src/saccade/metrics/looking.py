@@ -219,7 +219,7 @@ def measure_union(regions: Sequence[Region]) -> float:
     """Return the length of a union of spans, or the area of a union of boxes; all have the same number of sides.
 
     >>> measure_union([(0, 4), (2, 6), (8, 9)]), measure_union([(0, 0, 2, 2), (1, 1, 3, 3)])
-    (7, 7)
+    (7.0, 7.0)
     """
     if not regions:
         return 0.0
