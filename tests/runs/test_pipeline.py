@@ -17,6 +17,7 @@ import torch
 from commands import RL, SFT, SYNTHETIC, count_visual_tokens, fail, good
 from error_cases import raises
 from safetensors.torch import load_file, save_file
+from signal_handlers import handle_signal
 
 from saccade.checks import run_checks
 from saccade.checks.run_checks import check_recipe
@@ -563,9 +564,8 @@ def test_evaluation_may_use_another_engine():
 
 @pytest.fixture
 def default_sigterm():
-    previous = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGTERM, previous)
+    with handle_signal(signal.SIGTERM, signal.SIG_DFL):
+        yield
 
 
 @pytest.mark.usefixtures("default_sigterm")

@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from signal_handlers import handle_signal
 
 from saccade.training.background import Abandoned, Cancelled, defer_interrupt, run_in_thread
 from saccade.utils.async_utils import run_in_daemon_thread
@@ -79,12 +80,8 @@ def test_the_result_of_an_update_that_ends_nevertheless_is_returned():
         await pressed
         pytest.fail("the cancellation was lost")
 
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            asyncio.run(run())
-    finally:
-        signal.signal(signal.SIGINT, previous)
+    with handle_signal(signal.SIGINT, signal.default_int_handler), pytest.raises(KeyboardInterrupt):
+        asyncio.run(run())
     assert results == ["weights"]
 
 
@@ -143,9 +140,8 @@ def test_a_second_interrupt_stops_at_once():
 
 @pytest.fixture
 def default_interrupt():
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, previous)
+    with handle_signal(signal.SIGINT, signal.default_int_handler):
+        yield
 
 
 @pytest.mark.usefixtures("default_interrupt")

@@ -12,7 +12,7 @@ from saccade.data.constant_baseline import assign_wordings, compute_wording_base
 from saccade.data.option_shuffle import restore_options
 from saccade.data.visibility import is_answerable
 from saccade.errors import DataError
-from saccade.evaluation.judge_results import VERDICTS_SUFFIX, apply_verdicts, read_verdicts
+from saccade.evaluation.judge_results import apply_verdicts, list_results_files, read_verdicts
 from saccade.evaluation.records import find_fingerprint_differences, read_records
 from saccade.evaluation.subset import StratifiedWeights, read_stratified_weights
 from saccade.metrics.episode_metrics import (
@@ -252,8 +252,7 @@ def classify_overview(scored: ScoredEpisode) -> str | None:
 
 def read_evaluations(folder: Path) -> dict[str, Evaluation]:
     """Return the evaluations of a run by name, oldest first, with judge verdicts applied. Raises DataError for none."""
-    paths = [path for path in (folder / "evaluations").glob("*.jsonl") if not path.name.endswith(VERDICTS_SUFFIX)]
-    paths.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
+    paths = sorted(list_results_files(folder), key=lambda path: (path.stat().st_mtime_ns, path.name))
     read = {path.stem: _read_evaluation(path)[0] for path in paths}
     evaluations = {name: evaluation for name, evaluation in read.items() if evaluation.scored}
     if not evaluations:

@@ -35,6 +35,12 @@ class JudgeVerdict:
     overrides_rule: bool = False
 
 
+def list_results_files(run_folder: Path) -> list[Path]:
+    """Return the results files of a run's evaluations, without verdicts, in order of their names."""
+    paths = sorted((run_folder / "evaluations").glob("*.jsonl"))
+    return [path for path in paths if not path.name.endswith(VERDICTS_SUFFIX)]
+
+
 def read_verdicts(results: Path) -> list[JudgeVerdict]:
     """Return the verdicts next to a results file; [] without a judge. Raises DataError if the file is invalid."""
     path = results.with_suffix(VERDICTS_SUFFIX)

@@ -1,20 +1,19 @@
 """Read and compare the records of a results file: one line per sample of a task."""
 
 import functools
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from saccade.errors import DataError, RunError
+from saccade.errors import RunError
 from saccade.media.relocation import map_media_paths
 from saccade.metrics.episode_metrics import ERROR_STATUSES
 from saccade.types import ScoredEpisode, UngradedEpisode
 from saccade.utils.files import convert_file_errors
 from saccade.utils.hashing import compute_digest
-from saccade.utils.jsonl import pause_garbage_collection, read_jsonl, validate_as, write_jsonl
+from saccade.utils.jsonl import parse_json_line, pause_garbage_collection, read_jsonl, write_jsonl
 
 SampleKey = tuple[str, int | None, int]  # task, frame_budget and sample_index of a record
 
@@ -120,11 +119,8 @@ def _read_relocated_records(path: Path, resolved: Path, modified_ns: int, size: 
 
 def parse_record(line: bytes, path: Path) -> Record:
     """Return the record of one line of the results file `path`, its media paths resolved. Raises DataError."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} has a line that is no JSON: {error}", key=str(path)) from error
-    return map_media_paths(validate_as(value, Record, str(path)), lambda file: os.path.normpath(path.parent / file))
+    record = parse_json_line(line, Record, str(path))
+    return map_media_paths(record, lambda file: os.path.normpath(path.parent / file))
 
 
 def read_newest_records(path: Path) -> list[Record]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from saccade.config.load import read_yaml
 from saccade.errors import DataError, SaccadeError
+from saccade.evaluation.judge_results import list_results_files
 from saccade.metrics.metric_log import read_metric_rows
 from saccade.utils.jsonl import read_json
 
@@ -67,9 +68,7 @@ def summarize_run(folder: Path, is_running: Callable[[Path], bool]) -> RunSummar
     by_stage = {stage: [row for row in rows if row["stage"] == stage] for stage in STAGES}
     progress = {stage: (own[-1]["step"], _get_number(recipe, stage, "steps")) for stage, own in by_stage.items() if own}
     last = next((by_stage[stage] for stage in reversed(STAGES) if by_stage[stage]), [])
-    evaluations = sorted(
-        path.stem for path in (folder / "evaluations").glob("*.jsonl") if not path.name.endswith(".verdicts.jsonl")
-    )
+    evaluations = [path.stem for path in list_results_files(folder)]
     unfinished = [stage for stage in progress if not (folder / "status" / f"{stage}.json").is_file()]
     if is_running(folder):
         state = "running"

@@ -31,7 +31,7 @@ class RunLock:
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name
-        self._path = folder.absolute() / ".locks" / f"{name}.lock"
+        self._path = _locate(folder, name)
         self._file_descriptor: int | None = None
         self._is_held = False
 
@@ -97,7 +97,7 @@ class RunLock:
 
 def is_locked(folder: Path, name: str) -> bool:
     """Return whether another process of this machine holds the lock `name` of a run folder, without acquiring it."""
-    path = folder.absolute() / ".locks" / f"{name}.lock"
+    path = _locate(folder, name)
     # struct flock: type, whence, start, length, pid; the kernel sets the type to F_UNLCK if no process holds the lock.
     query = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
@@ -112,3 +112,7 @@ def is_locked(folder: Path, name: str) -> bool:
         if not _held.get(path):  # closing any descriptor of the file would release this process's own lock
             os.close(file_descriptor)
     return bool(struct.unpack("hhqqi", answer)[0] != fcntl.F_UNLCK)
+
+
+def _locate(folder: Path, name: str) -> Path:
+    return folder.absolute() / ".locks" / f"{name}.lock"

@@ -10,7 +10,6 @@ and the training continues.
 
 import asyncio
 import gzip
-import json
 import logging
 import os
 import re
@@ -24,7 +23,7 @@ from saccade.errors import DataError, RunError, SaccadeError, convert_errors
 from saccade.media.relocation import map_media_paths
 from saccade.types import Episode, Score
 from saccade.utils.files import convert_file_errors, write_atomically
-from saccade.utils.jsonl import encode_json_line, relativize_path, require_file, validate_as
+from saccade.utils.jsonl import encode_json_line, parse_json_line, relativize_path, require_file
 
 EPISODES_FOLDER = "episodes"  # of a run
 Outcome = Literal["kept", "dropped", "ungraded", "baseline", "discarded", "cancelled", "validation"]
@@ -145,12 +144,7 @@ def parse_rollout(line: bytes, path: Path, name: str) -> RolloutRecord:
 
     Raises DataError if the line isn't a record.
     """
-    location = f"{path}, {name}"
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{location}: not valid JSON: {error}", key=location) from error
-    record = validate_as(value, RolloutRecord, location)
+    record = parse_json_line(line, RolloutRecord, f"{path}, {name}")
     return map_media_paths(record, lambda file: os.path.normpath(path.parent / file))
 
 

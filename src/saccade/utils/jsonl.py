@@ -109,7 +109,7 @@ def iterate_jsonl(
         for number, line in enumerate(file, start=1):
             if not line.strip() or (skip_truncated_line and _is_truncated(line)):
                 continue
-            yield _parse_line(line, item_type, f"{source}, line {number}")
+            yield parse_json_line(line, item_type, f"{source}, line {number}")
 
 
 def relativize_path(folder: Path, file: str, root: Path | None) -> str:
@@ -139,7 +139,8 @@ def _convert_for_json(value: Any) -> Any:
     raise DataError(f"a {type(value).__name__} can't be written as JSON; use plain values", value=value)
 
 
-def _parse_line(line: bytes, item_type: type[ItemT], location: str) -> ItemT:
+def parse_json_line(line: bytes, item_type: type[ItemT], location: str) -> ItemT:
+    """Return the item of one line. Raises DataError, which names `location`."""
     try:
         value = json.loads(line)
     except RecursionError as error:

@@ -4,6 +4,7 @@ A description is plain JSON. Images are numbers into `list_images`, which the pa
 numbers into the task's files. So the browser never names a path.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -94,7 +95,7 @@ class Describer:
                 "answer_type": str(task.answer_type),
                 "ground_truth": format_answer(task.ground_truth),
                 "media": [
-                    {"kind": media.kind.value, "name": Path(media.path).name, "exists": Path(media.path).is_file()}
+                    {"kind": media.kind.value, "name": Path(media.path).name, "exists": os.path.isfile(media.path)}
                     for media in task.media
                 ],
                 "extras": {name: _shorten(value) for name, value in task.extras.items()},

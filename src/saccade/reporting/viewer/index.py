@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from saccade.evaluation.judge_results import VERDICTS_SUFFIX, read_judged_episodes
+from saccade.evaluation.judge_results import VERDICTS_SUFFIX, list_results_files, read_judged_episodes
 from saccade.training.episode_log import list_rollout_files, read_rollout_lines
 from saccade.types import BlockKind
 from saccade.utils.hashing import compute_digest
@@ -145,9 +145,7 @@ class EpisodeIndex:
 
     def _list_files(self) -> Iterator[tuple[str, str]]:
         """Yield the path, relative to the run, and the stamp of each file with episodes."""
-        evaluations = sorted((self._run / "evaluations").glob("*.jsonl"))
-        paths = [path for path in evaluations if not path.name.endswith(VERDICTS_SUFFIX)]
-        for path in (*paths, *(path for path, _, _ in list_rollout_files(self._run))):
+        for path in (*list_results_files(self._run), *(path for path, _, _ in list_rollout_files(self._run))):
             with contextlib.suppress(OSError):  # deleted since it was listed
                 stamps = [_stamp(file) for file in (path, path.with_suffix(VERDICTS_SUFFIX)) if file.exists()]
                 yield path.relative_to(self._run).as_posix(), " ".join(stamps)

@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import mimetypes
+import os
 import secrets
 import socket
 import threading
@@ -211,7 +212,7 @@ class Viewer:
         if not 0 <= number < len(media):
             raise UnknownItemError(f"the task has no file {number}", key="number", value=number)
         path = Path(media[number].path)
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise UnknownItemError(f"{path.name} is missing", key="number", value=number)
         kind = mimetypes.guess_type(path.name)[0] or ""
         is_shown = kind.startswith(MEDIA_TYPES) and kind != "image/svg+xml"
@@ -221,13 +222,12 @@ class Viewer:
 
     def watch(self) -> None:
         """Import what the pages of curves need, which takes seconds, and keep the indexes up to date until `close`."""
-        self._library.refresh()
-        importlib.import_module("saccade.reporting.run_report")
         while not self._is_closed.is_set():
             try:
                 self._library.refresh()
             except (OSError, SaccadeError) as error:  # such as a full disk; the next look may succeed
                 _logger.warning("the index of a run can't be updated: %s", error)
+            importlib.import_module("saccade.reporting.run_report")  # after the first look, which shows the episodes
             self._is_closed.wait(REFRESH_SECONDS)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ the overview is sharp. Grid images train perception.
 """
 
 import random
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,11 +16,11 @@ from typing import Any
 from PIL import Image
 
 from saccade.config.schema import SyntheticConfig
-from saccade.data.synthetic.dataset import SPLITS, SyntheticDataset
+from saccade.data.synthetic.dataset import SPLITS, ContentT, SyntheticDataset
 from saccade.data.synthetic.demonstrations import format_answer as format_video_answer
 from saccade.data.synthetic.image import questions, text_templates
 from saccade.data.synthetic.image.objects import PixelBox, Scene, SceneObject, sample_grid_scene, sample_scene
-from saccade.data.synthetic.image.render import render_image
+from saccade.data.synthetic.image.render import Pixels, render_image
 from saccade.data.synthetic.text_templates import LOOK_CLOSER, format_answer_reply
 from saccade.types import AnswerType, Demonstration, Media, MediaKind, Task
 from saccade.utils.files import write_atomically
@@ -35,12 +36,36 @@ LOOK_REPLY_FORMATTERS = {  # by `synthetic.demonstrations`
 }
 
 
-class ImageDataset(SyntheticDataset[Scene]):
-    """A dataset of images."""
+class PictureDataset(SyntheticDataset[ContentT]):
+    """A dataset of rendered PNG files."""
 
     media_kind, media_folder, suffix, labels_filename = MediaKind.IMAGE, "pictures", ".png", "objects.json"
-    contents_seed, noun, count_key = "cards", "cards", "synthetic.image.objects"
     packages = ("pillow", "numpy")
+    used_settings: frozenset[str]  # of `synthetic`, besides the sizes of the splits: what the files depend on
+
+    @abstractmethod
+    def render(self, content: ContentT, seed: int) -> Pixels:
+        """Render a picture: uint8 RGB [height, width, 3]."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings that the files depend on."""
+        return {"settings": self.config.model_dump(mode="json", include={*self.used_settings, *SPLITS})}
+
+    def write_media(self, path: Path, content: ContentT, split: str, index: int) -> dict[str, Any]:
+        """Write a picture unless it exists, and return its labels."""
+        if not path.exists():
+            pixels = self.render(content, derive_seed("pixels", self.seed, split, index))
+            with write_atomically(path) as partial:
+                Image.fromarray(pixels).save(partial, format="PNG", compress_level=6)
+        labels: dict[str, Any] = asdict(content)  # type: ignore[call-overload]
+        return labels
+
+
+class ImageDataset(PictureDataset[Scene]):
+    """A dataset of images."""
+
+    contents_seed, noun, count_key = "cards", "cards", "synthetic.image.objects"
+    used_settings = frozenset({"media", "image", "demonstrations"})
     content_type = Scene
     sample_content = staticmethod(sample_scene)
     questions = questions
@@ -59,18 +84,9 @@ class ImageDataset(SyntheticDataset[Scene]):
             contents.append(grid)
         return demonstrations
 
-    def describe(self) -> dict[str, Any]:
-        """Return the settings of images."""
-        include = {"media", "image", "demonstrations", *SPLITS}
-        return {"settings": self.config.model_dump(mode="json", include=include)}
-
-    def write_media(self, path: Path, content: Scene, split: str, index: int) -> dict[str, Any]:
-        """Write an image unless it exists, and return its labels."""
-        if not path.exists():
-            pixels = render_image(content, derive_seed("pixels", self.seed, split, index))
-            with write_atomically(path) as partial:
-                Image.fromarray(pixels).save(partial, format="PNG", compress_level=6)
-        return asdict(content)
+    def render(self, content: Scene, seed: int) -> Pixels:
+        """Render the cards."""
+        return render_image(content, seed)
 
 
 def build_demonstration(

@@ -7,17 +7,15 @@ teach the format, boxes and perception, and leave where to look to RL.
 import random
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from saccade.config.schema import NeedlesConfig, SyntheticConfig
-from saccade.data.synthetic.dataset import SPLITS, SyntheticDataset
 from saccade.data.synthetic.events import Event
-from saccade.data.synthetic.image.generate import LOOK_REPLY_FORMATTERS
+from saccade.data.synthetic.image.generate import LOOK_REPLY_FORMATTERS, PictureDataset
 from saccade.data.synthetic.image.map_scene import MapScene, sample_map
 from saccade.data.synthetic.image.objects import DIGIT, PixelBox, SceneObject
 from saccade.data.synthetic.image.render import GLYPHS, Pixels, compute_glyph_mask, render_backdrop
@@ -29,8 +27,7 @@ from saccade.data.synthetic.questions import Question
 from saccade.data.synthetic.render import INK, WHITE, draw_events
 from saccade.data.synthetic.text_templates import LOOK_CLOSER, NONE_TEXT, format_answer_reply
 from saccade.errors import ConfigError
-from saccade.types import AnswerType, Demonstration, MediaKind, Task
-from saccade.utils.files import write_atomically
+from saccade.types import AnswerType, Demonstration, Task
 from saccade.utils.hashing import derive_seed
 
 QUESTION = "Which number does the legend give for the label?"
@@ -56,12 +53,11 @@ def compute_ground_truth(task: Task, scene: MapScene) -> str:
     return scene.entries[scene.place].symbol
 
 
-class MapDataset(SyntheticDataset[MapScene]):
+class MapDataset(PictureDataset[MapScene]):
     """A dataset of maps."""
 
-    media_kind, media_folder, suffix, labels_filename = MediaKind.IMAGE, "pictures", ".png", "objects.json"
     contents_seed, noun, count_key = "maps", "entries", "synthetic.needles.num_places"
-    packages = ("pillow", "numpy")
+    used_settings = frozenset({"media", "image", "tasks", "needles", "demonstrations"})
     content_type = MapScene
     questions = sys.modules[__name__]
 
@@ -100,18 +96,9 @@ class MapDataset(SyntheticDataset[MapScene]):
             demonstrations += builder.build()
         return demonstrations
 
-    def describe(self) -> dict[str, Any]:
-        """Return the settings of maps."""
-        include = {"media", "image", "tasks", "needles", "demonstrations", *SPLITS}
-        return {"settings": self.config.model_dump(mode="json", include=include)}
-
-    def write_media(self, path: Path, content: MapScene, split: str, index: int) -> dict[str, Any]:
-        """Write a picture unless it exists, and return its labels."""
-        if not path.exists():
-            pixels = render_map(content, derive_seed("pixels", self.seed, split, index))
-            with write_atomically(path) as partial:
-                Image.fromarray(pixels).save(partial, format="PNG", compress_level=6)
-        return asdict(content)
+    def render(self, content: MapScene, seed: int) -> Pixels:
+        """Render the label and the legend."""
+        return render_map(content, seed)
 
 
 class _MapDemonstrations:
