@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from signal_handlers import handle_signal
 
 from saccade.config.load import load_recipe
 from saccade.data.dataset import load_tasks
@@ -97,9 +96,12 @@ def _build_log(kill_at, interrupt_at=0):
 
 
 def _run(training, rows):
-    # A shell's background jobs ignore SIGINT.
-    with handle_signal(signal.SIGINT, signal.default_int_handler), contextlib.suppress(Killed, KeyboardInterrupt):
-        asyncio.run(training)
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs of a shell
+    try:
+        with contextlib.suppress(Killed, KeyboardInterrupt):
+            asyncio.run(training)
+    finally:
+        signal.signal(signal.SIGINT, previous)
     return rows
 
 
