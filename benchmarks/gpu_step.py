@@ -87,6 +87,7 @@ def make_recipe(options: argparse.Namespace, sizes: Sizes, folder: str) -> Recip
         "model.path": folder,
         "model.device": options.device,
         "model.dtype": options.dtype,
+        "model.attention": options.attention,
         "model.num_threads": options.threads,
         "model.lora_rank": 0 if options.lora_rank is None else options.lora_rank,
         "sampling.max_tokens": sizes.new_tokens,
@@ -266,6 +267,7 @@ def measure(options: argparse.Namespace, sizes: Sizes, folder: str) -> dict[str,
         "parameters (billions)": parameters / 1e9,
         "trained": f"adapters of rank {options.lora_rank}" if options.lora_rank else "all weights",
         "dtype": options.dtype,
+        "attention": options.attention,
         "conversations": len(samples),
         "longest conversation": max(len(sample.ledger) for sample in samples),
         "decode tokens/s": (work.decode_tokens - before.decode_tokens) / (work.decode_seconds - before.decode_seconds),
@@ -291,6 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--scale", choices=sorted(SCALES), default="qwen3-vl-8b")
     options.add_argument("--device", default="cuda")
     options.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    options.add_argument("--attention", choices=["branchwise", "varlen"], default="branchwise", help="in training")
     options.add_argument("--lora-rank", type=int, help="0 trains all weights; without it, what fits decides")
     options.add_argument("--peak-tflops", type=float, help="the device's dense peak for this dtype")
     options.add_argument("--prefix-cache-tokens", type=int, default=65536, help="of the prefix cache")

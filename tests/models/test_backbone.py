@@ -151,6 +151,28 @@ def test_chunked_computation_gives_the_same(folder, monkeypatch):
     assert max(passes) == 3
 
 
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_deepstack_features_are_those_of_every_version_of_transformers(tmp_path, monkeypatch, is_joined):
+    """Versions differ in whether a layer's features are one tensor or one per image."""
+    make_tiny_model(tmp_path / "model")
+    backbone, media = load_backbone(tmp_path / "model"), Media()
+    images = [ImageRef(path="", digest=str(i), time=None, width=side, height=side) for i, side in enumerate((32, 64))]
+    expected = backbone.encode_images(images, media.load_pixels)
+    get_image_features = backbone.model.model.get_image_features
+
+    def convert(*arguments, **options):
+        out = get_image_features(*arguments, **options)
+        joined = [layer if torch.is_tensor(layer) else torch.cat(tuple(layer)) for layer in out.deepstack_features]
+        lengths = [len(tokens) for tokens in out.pooler_output]
+        out.deepstack_features = joined if is_joined else [torch.split(layer, lengths) for layer in joined]
+        return out
+
+    monkeypatch.setattr(backbone.model.model, "get_image_features", convert)
+    for before, after in zip(expected, backbone.encode_images(images, media.load_pixels), strict=True):
+        assert len(before.deepstack) == 2
+        assert all(map(torch.equal, before.deepstack, after.deepstack))
+
+
 def test_a_model_in_memory_replaces_the_folders_weights(folder):
     plain = load_backbone(folder)
     assert torch.equal(logprobs(Backbone(plain.settings, plain.model)), logprobs(load_backbone(folder)))

@@ -4,7 +4,7 @@
     prefix                        causal call
     branch 1, 2   one call        causal call each, merged with the former
 
-No tensor has a row's length twice in its shape, and no prefix is copied for its branches. Calls are merged as
+No tensor has a row's length twice in its shape; on a CPU no prefix is copied for its branches. Calls are merged as
 FlashAttention merges blocks of keys (arXiv 2205.14135, algorithm 1): each returns the logarithm of its softmax's
 denominator; in the backward pass each call receives the merged result and the merged denominator.
 
@@ -30,8 +30,11 @@ from saccade.errors import ModelError
 
 try:
     varlen: Any = importlib.import_module("torch.nn.attention.varlen")
+    _varlen_parameters = set(inspect.signature(varlen.varlen_attn).parameters)
 except ImportError:  # an older torch
-    varlen = None
+    varlen, _varlen_parameters = None, set()
+# torch 2.11 has no such parameter, and groups heads of queries unasked.
+_GROUPED = {"enable_gqa": True} if "enable_gqa" in _varlen_parameters else {}
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 Index = tuple[int, slice, slice]  # of [B, heads, T]
@@ -255,7 +258,7 @@ def attend_varlen(query: Tensor, key: Tensor, value: Tensor, index: VarlenIndex,
         *(query_N, key_S, value_S, index.query_bounds, index.key_bounds, index.max_queries, index.max_keys),
         scale=scale,
         window_size=(-1, 0),  # causal: the last query of a segment sees its last key
-        enable_gqa=True,
+        **_GROUPED,
     )
     out: Tensor = query.new_zeros(B * T, H, D).index_copy(0, index.queries_N, out_N).view(B, T, H, D)
     return out
@@ -263,7 +266,6 @@ def attend_varlen(query: Tensor, key: Tensor, value: Tensor, index: VarlenIndex,
 
 def require_varlen(device: torch.device, dtype: torch.dtype) -> None:
     """Raise ModelError unless `attend_varlen` can be used with weights of this type on a device."""
-    required = {"window_size", "enable_gqa"}
     problem = ""
     if device.type != "cuda":
         problem = f"it needs a CUDA device instead of {device}"
@@ -271,8 +273,8 @@ def require_varlen(device: torch.device, dtype: torch.dtype) -> None:
         problem = f"it needs model.dtype=bfloat16 instead of {str(dtype).removeprefix('torch.')}"
     elif torch.cuda.get_device_capability(device) < (8, 0):
         problem = f"it needs compute capability 8.0 or newer, which {device} hasn't"
-    elif varlen is None or not required <= set(inspect.signature(varlen.varlen_attn).parameters):
-        problem = f"it needs a newer torch than {torch.__version__}, with the varlen_attn of torch 2.13"
+    elif "window_size" not in _varlen_parameters:
+        problem = f"it needs torch 2.11 or newer instead of {torch.__version__}"
     if problem:
         raise ModelError(
             f"model.attention=varlen can't be used: {problem}; set model.attention=branchwise",

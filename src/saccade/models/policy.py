@@ -119,7 +119,9 @@ class Policy(nn.Module):
         """Return the features of each image of a pass of the vision tower."""
         out = self.model.model.get_image_features(patches.to(self.compute_dtype), grids, return_dict=True)
         deepstack = out.deepstack_features if "deepstack_features" in out else ()  # not every family has them
-        layers = [torch.split(torch.cat(tuple(layer)), [len(t) for t in out.pooler_output]) for layer in deepstack]
+        # transformers 5.17 has a tensor per layer, later versions one per layer and image.
+        joined = (layer if isinstance(layer, Tensor) else torch.cat(tuple(layer)) for layer in deepstack)
+        layers = [torch.split(layer, [len(tokens) for tokens in out.pooler_output]) for layer in joined]
         return [
             VisionFeatures(tokens=tokens, deepstack=tuple(layer[index] for layer in layers))
             for index, tokens in enumerate(out.pooler_output)
