@@ -149,15 +149,20 @@ class Training:
         options += ["--nproc", str(self.num_processes)] if self.num_processes > 1 else []
         source = str(Path(saccade.__file__).parents[1])
         environment = {**os.environ, "PYTHONPATH": source, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
-        self.log = (self.folder.parent / f"{self.folder.name}.log").open("a+")
-        self.process = subprocess.Popen(
-            [sys.executable, *program, "rl", "tiny/para_grpo", *options, *settings],
-            env=environment,
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        with self.log_path.open("a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *program, "rl", "tiny/para_grpo", *options, *settings],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+
+    @property
+    def log_path(self) -> Path:
+        """Return the file with the output of all its processes."""
+        return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
     def pid(self) -> int:
@@ -445,7 +450,7 @@ def inject_faults(
 
 def read_tail(training: Training) -> str:
     """Return the end of the command's output."""
-    return "\n".join(Path(training.log.name).read_text().splitlines()[-15:])
+    return "\n".join(training.log_path.read_text().splitlines()[-15:])
 
 
 @contextlib.contextmanager

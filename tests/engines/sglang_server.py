@@ -87,7 +87,7 @@ class Served:
         self.folder, self.context, self.seeded = str(folder), context, seeded
         self.lacks, self.behave, self.ignores_images, self.gate = lacks, behave, ignores_images, None
         self.bodies, self.orders, self.refused, self.num_generated = [], [], [], 0
-        self.open, self.paused, self.label, self.url, self.sees = 0, False, LABEL, "", True
+        self.open, self.paused, self.label, self.url, self.sees, self.is_closed = 0, False, LABEL, "", True, False
         self.changed, self.shown = threading.Condition(), Shown()
         self.backbone = Backbone(ModelConfig(path=self.folder, num_threads=1))
         ends = json.loads((Path(folder) / "generation_config.json").read_text())["eos_token_id"]
@@ -105,6 +105,8 @@ class Served:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def close(self):
+        with self.changed:
+            self.is_closed = True  # replies to clients that are gone end here
         self.run(self.engine.close())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
@@ -230,6 +232,8 @@ class Served:
     def sample_token(self, ledger, given, index):
         if any(value > -100 for value in given["logit_bias"].values()):
             raise Refused("these tests use logit_bias only to forbid tokens")
+        if self.is_closed:
+            raise Refused("the server is closed")
         forbidden = tuple(int(token) for token in given["logit_bias"])
         seed = derive_seed(given["sampling_seed"] if self.seeded else time.perf_counter_ns(), index)
         sampling = SamplingParams(temperature=given["temperature"], max_tokens=1, seed=seed, forbidden_ids=forbidden)

@@ -39,7 +39,7 @@ def server(tmp_path_factory):
         python=python,
         port=free_port(),
         max_model_len=2048,
-        max_images=4,
+        max_images=32,
         kv_cache_gib=1,
         max_lora_rank=8,
         vllm_options=("--enforce-eager", "--max-num-seqs", "8"),

@@ -123,12 +123,15 @@ async def train(
                 **compute_update_speed(components.backbone, report, 1, train_end - train_start),
             }
             row |= alarms.check(step + 1, row)
+            is_due = validation.is_due(step + 1)
+            is_saved = checkpoint.is_saved(step + 1, settings, is_validated=is_due)
+            if is_saved:  # as in `rl.train`
+                await writer.finish()
             log_step(row)
             progress.advance(step + 1, next_position, optimizer.num_updates)
-            is_due = validation.is_due(step + 1)
             # Before the validation, which may take long, and during which a kill would lose the steps before it;
             # but after earlier ones, whose checkpoints the policy can't compare yet.
-            if checkpoint.is_saved(step + 1, settings, is_validated=is_due):
+            if is_saved:
                 await validation.finish()
                 await writer.save(progress.describe())
             await start_validation(components, validation, step + 1)
