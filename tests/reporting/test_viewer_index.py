@@ -1,9 +1,13 @@
 """The index of a run's episodes: complete, filtered and paged, incremental, rebuilt when it is damaged."""
 
+from dataclasses import replace
+
 import pytest
+from commands import good
 from page_cases import decode, example
 from viewer_cases import build_record, build_rollouts, make_run, write_rollouts
 
+from saccade.data.dataset import load_tasks
 from saccade.evaluation.judge_results import JudgeVerdict
 from saccade.reporting.viewer.episodes import (
     Describer,
@@ -14,7 +18,7 @@ from saccade.reporting.viewer.episodes import (
     read_episode,
 )
 from saccade.reporting.viewer.index import INDEX_FOLDER, EpisodeIndex
-from saccade.reporting.viewer.library import Library, UnknownItemError
+from saccade.reporting.viewer.library import Library, RecentResults, UnknownItemError
 from saccade.utils.jsonl import append_jsonl, write_jsonl
 
 EVALUATED, STEPS, PER_STEP = 6, 3, 8
@@ -137,7 +141,7 @@ def test_the_description_of_an_episode():
     assert len(list_images(scored.episode)) == 6
 
 
-def test_the_time_line_has_windows_events_and_needles():
+def test_the_time_line_has_windows_and_events():
     scored = example()
     timeline = build_timeline(scored.episode)
     assert timeline["seconds"] == 64.0
@@ -146,9 +150,39 @@ def test_the_time_line_has_windows_events_and_needles():
         (0.0, 8.0, [1.5, 4.5])
     ]
     assert len(timeline["events"]) == 2
-    extras = scored.episode.task.extras
-    extras["needles"] = [[4.0, 6.0], {"start": 20.0, "end": 22.0}, "no window", [9.0, 3.0]]
-    assert build_timeline(scored.episode)["needles"] == [{"start": 4.0, "end": 6.0}, {"start": 20.0, "end": 22.0}]
+
+
+def test_the_time_line_has_the_spans_that_a_generated_task_needs(dataset_folder):
+    episode = example().episode
+    tasks = load_tasks(dataset_folder / "train" / "tasks.jsonl")
+    assert tasks
+    for task in tasks:
+        timeline = build_timeline(replace(episode, task=task))
+        needs = [(need["start"], need["end"]) for need in timeline["needs"]]
+        assert needs == [tuple(need) for need in task.extras["needs"]] != []
+        assert len(timeline["events"]) == len(task.extras["events"])
+
+
+def test_a_generated_picture_shows_the_boxes_that_its_task_needs(tmp_path):
+    settings = ["--recipe", "tiny/map", "synthetic.train=2", "synthetic.validation=1", "synthetic.test=1"]
+    good("data", "synth", tmp_path / "images", *settings)
+    task = load_tasks(tmp_path / "images" / "train" / "tasks.jsonl")[0]
+    episode = replace(example().episode, task=task, turns=())
+    view = Describer(StoredEpisode(episode=episode, score=None, outcome="ungraded")).describe()
+    assert view["needed_boxes"] == [list(map(float, need)) for need in task.extras["needs"]] != []
+
+
+def test_kept_results_are_bounded_and_follow_their_files():
+    results, computed = RecentResults(2), []
+
+    def compute(key):
+        computed.append(key)
+        return key
+
+    for key, stamp in (("a", 0), ("b", 0), ("a", 0), ("c", 0), ("a", 1), ("b", 0)):
+        results.keep(key, stamp, lambda key=key: compute(key))
+    assert computed == ["a", "b", "c", "a", "b"]
+    assert len(results) == 2
 
 
 def test_tokens_have_logprobs_and_advantages():

@@ -15,7 +15,7 @@ from saccade.errors import DataError
 from saccade.evaluation.records import parse_record
 from saccade.ledger import ImageRef, Ledger
 from saccade.metrics.episode_metrics import get_overview_times
-from saccade.metrics.looking import parse_window
+from saccade.metrics.looking import parse_needs, parse_window
 from saccade.reporting.episode_view import (
     DecodeFn,
     build_token_pieces,
@@ -32,7 +32,6 @@ from saccade.utils.numbers import to_finite, to_span
 
 MAX_EXTRA_CHARS = 2000  # of a field of a task's row
 CODE_ARGUMENTS = ("code", "0")  # of a call whose only argument is a program
-NEEDLES = "needles"  # in a task's extras: the windows that hold the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +133,7 @@ class Describer:
                 for image in self._images
             ],
             "timeline": build_timeline(episode),
+            "needed_boxes": [list(need) for need in parse_needs(task) if len(need) == 4],
             "conversation": self._describe_conversation(episode),
         }
 
@@ -192,8 +192,8 @@ class Describer:
 def build_timeline(episode: Episode) -> dict[str, Any] | None:
     """Return what a video's time line shows, in seconds; None without times.
 
-    Frames of the prompt, windows of the calls with the times of their frames, labeled events, the windows that hold the
-    answer (`needles` of the task's row), and a ground truth that is a window.
+    Frames of the prompt, windows of the calls with the times of their frames, labeled events, the spans that the task
+    needs to be seen, and a ground truth that is a window.
     """
     extras, frames = episode.task.extras, list(get_overview_times(episode))
     windows: list[dict[str, Any]] = []
@@ -220,11 +220,11 @@ def build_timeline(episode: Episode) -> dict[str, Any] | None:
         for event in _list(extras.get("events"))
         if (span := to_span(event))
     ]
-    needles: list[dict[str, Any]] = [
-        {"start": span[0], "end": span[1]} for item in _list(extras.get(NEEDLES)) if (span := _read_window(item))
+    needs: list[dict[str, Any]] = [
+        {"start": need[0], "end": need[1]} for need in parse_needs(episode.task) if len(need) == 2
     ]
     truth = to_span(episode.task.ground_truth) if episode.task.answer_type == AnswerType.GROUNDING else None
-    ends = [*frames, *(item["end"] for item in (*windows, *events, *needles)), *([truth[1]] if truth else [])]
+    ends = [*frames, *(item["end"] for item in (*windows, *events, *needs)), *([truth[1]] if truth else [])]
     seconds = to_finite(extras.get("seconds"))
     duration = seconds if seconds and seconds > 0 else max(ends, default=0.0)
     if duration <= 0:
@@ -234,20 +234,13 @@ def build_timeline(episode: Episode) -> dict[str, Any] | None:
         "frames": frames,
         "windows": windows,
         "events": events,
-        "needles": needles,
+        "needs": needs,
         "ground_truth": truth,
     }
 
 
 def _list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
-
-
-def _read_window(item: Any) -> tuple[float, float] | None:
-    """Return the window of a needle: a list that starts with two numbers, or an object with a start and an end."""
-    if isinstance(item, Mapping):
-        item = [item.get("start", item.get("start_time")), item.get("end", item.get("end_time"))]
-    return to_span(item)
 
 
 def _shorten(value: Any) -> str:

@@ -5,8 +5,8 @@ Results are kept until the files that they were computed from change.
 
 import functools
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,38 @@ from saccade.utils.hashing import compute_digest
 MAX_POINTS = 1000  # of a curve; the means of longer ones
 SEED_KEYS = ("seed", "model.path", "data.", "extends")  # in which runs of one recipe may differ
 MAX_FLIPPED = 500  # rows of a comparison
+MAX_KEPT_RESULTS = 64  # metrics and tables
+MAX_KEPT_STEPS = 2  # a step's groups, whole episodes
 
 
 class UnknownItemError(DataError):
     """A page requested a run, an episode or a file that doesn't exist."""
+
+
+class RecentResults:
+    """The `maxsize` results that were used last, each until the stamp of its files changes. Threads may share it."""
+
+    def __init__(self, maxsize: int) -> None:
+        self._maxsize, self._lock = maxsize, threading.Lock()
+        self._results: OrderedDict[Hashable, tuple[Any, Any]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def keep(self, key: Hashable, stamp: Any, compute: Callable[[], Any]) -> Any:
+        """Return a result, computed if it isn't kept or its stamp has changed."""
+        with self._lock:
+            known = self._results.get(key)
+            if known is not None and known[0] == stamp:
+                self._results.move_to_end(key)
+                return known[1]
+        result = compute()
+        with self._lock:
+            self._results[key] = (stamp, result)
+            self._results.move_to_end(key)
+            while len(self._results) > self._maxsize:
+                self._results.popitem(last=False)
+        return result
 
 
 @dataclass(slots=True)
@@ -65,7 +93,7 @@ class Library:
         self._paths, self._is_running = paths, is_running
         self._load_decoder = functools.lru_cache(maxsize=8)(load_decoder)
         self._runs: dict[Path, ViewedRun] = {}
-        self._cache: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        self._results, self._steps = RecentResults(MAX_KEPT_RESULTS), RecentResults(MAX_KEPT_STEPS)
         self._decoder_lock = threading.Lock()
         self._read_cached = functools.lru_cache(maxsize=8)(lambda location, modified_ns: read_episode(location))
 
@@ -117,13 +145,6 @@ class Library:
             "indexing": run.index.num_files_left,
         }
 
-    def _keep(self, key: tuple[Any, ...], stamp: Any, compute: Callable[[], Any]) -> Any:
-        """Return a result that is kept until its stamp changes."""
-        known = self._cache.get(key)
-        if known is None or known[0] != stamp:
-            known = self._cache[key] = (stamp, compute())
-        return known[1]
-
     # ---- curves ----------------------------------------------------------------------------------------------------
 
     def build_curves(self, names: Sequence[str], stage: str, *, has_bands: bool = False) -> dict[str, Any]:
@@ -174,7 +195,7 @@ class Library:
 
         path = run.folder / "metrics.jsonl"
         stamp = (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None
-        metrics: dict[str, list[dict[str, Any]]] = self._keep(
+        metrics: dict[str, list[dict[str, Any]]] = self._results.keep(
             ("metrics", run.folder), stamp, lambda: read_metrics(run.folder)
         )
         return metrics
@@ -213,7 +234,7 @@ class Library:
                     return []
                 raise
 
-        results = self._keep(("results", run.folder), self._stamp_evaluations(run), compute_results)
+        results = self._results.keep(("results", run.folder), self._stamp_evaluations(run), compute_results)
         sections = [*build_training_tables(run.folder, stages), *results, *build_call_tables(stages.get("rl", ()))]
         return {
             "metadata": {key: str(value) for key, value in collect_metadata(run.folder).items()},
@@ -245,7 +266,7 @@ class Library:
 
         run = self.get(name)
         try:
-            scorecards = self._keep(
+            scorecards = self._results.keep(
                 ("scorecards", run.folder), self._stamp_evaluations(run), lambda: read_scorecards(run.folder)
             )
         except DataError as error:
@@ -290,7 +311,7 @@ class Library:
         stored, row = self.read(name, ref)
         run = self.get(name)
         try:
-            weights = self._keep(("weights", run.folder), None, lambda: read_reward_weights(run.folder / RECIPE_FILE))
+            weights = self._results.keep(("weights", run.folder), None, lambda: read_reward_weights(run.folder / RECIPE_FILE))
         except SaccadeError:  # of a plugin that is gone
             weights = {}
         return {"row": row, "weights": weights, **Describer(stored).describe()}
@@ -363,7 +384,7 @@ class Library:
             settings = load_recipe(str(run.folder / RECIPE_FILE)).rl.advantage
             return positions, groups, compute_group_advantages(groups, settings)
 
-        return self._keep(("step", run.folder, stage, step), stamp, compute)
+        return self._steps.keep(("step", run.folder, stage, step), stamp, compute)
 
     def compute_advantages(self, name: str, stage: str, step: int) -> dict[str, float]:
         """Return the advantage of a token in all credited spans, by the ref of each kept episode of a step."""
@@ -406,7 +427,7 @@ class Library:
             return []
         stamp = [path.stat().st_mtime_ns for path in paths]
         try:
-            comparison = self._keep(("pair", *paths), stamp, lambda: compare_files(*paths))
+            comparison = self._results.keep(("pair", *paths), stamp, lambda: compare_files(*paths))
         except DataError as error:  # the tasks differ
             return [
                 {"title": "No paired comparison", "header": [""], "rows": [[str(error)]], "bars": [], "folded": False}
