@@ -71,8 +71,9 @@ def describe_estimate(estimate: Estimate) -> list[float]:
 def format_table(entries: list[Mapping[str, Any]]) -> str:
     """Return the table of docs/experiments/deciding.md, one row per run."""
     lines = [
-        "| task | seed | no decision | after SFT | after RL | RL adds | hit rate | visual tokens | tasks / clips |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| task | seed | no decision | after SFT | after RL | RL adds | net of calls | hit rate | calls "
+        "| visual tokens | tasks / clips |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for entry in entries:
         before, after = entry["before"], entry["after"]
@@ -83,7 +84,9 @@ def format_table(entries: list[Mapping[str, Any]]) -> str:
             format_interval(before["accuracy"]),
             format_interval(after["accuracy"]),
             format_interval(entry["difference"], sign="+"),
+            f"{before['looking']['net_accuracy']:.2f} → {after['looking']['net_accuracy']:.2f}",
             f"{before['looking']['hit_rate']:.2f} → {after['looking']['hit_rate']:.2f}",
+            f"{before['calls']:.2f} → {after['calls']:.2f}",
             f"{before['visual_tokens']:.1f} → {after['visual_tokens']:.1f}",
             f"{entry['tasks']} / {entry['clips']}",
         ]

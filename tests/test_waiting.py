@@ -6,7 +6,13 @@ import gc
 import pytest
 from virtual_time import run_in_virtual_time
 
-from saccade.utils.async_utils import PausableClock, gather_or_cancel, keep_collections_short, run_until
+from saccade.utils.async_utils import (
+    PausableClock,
+    gather_or_cancel,
+    hide_interrupted_tasks,
+    keep_collections_short,
+    run_until,
+)
 
 
 async def sleep_and_return(seconds, result="done"):
@@ -159,3 +165,24 @@ def test_collections_skip_what_existed_before_the_block_and_not_after_it():
         assert not any(item is before[0] for item in gc.get_objects())
     assert gc.get_freeze_count() == 0
     assert any(item is before[0] for item in gc.get_objects())
+
+
+def test_a_task_that_ctrl_c_has_ended_is_not_logged(caplog):
+    """A second Ctrl-C is raised in whichever task runs, and nobody awaits that task."""
+
+    async def fail(error):
+        raise error
+
+    async def body(error):
+        hide_interrupted_tasks()
+        asyncio.ensure_future(fail(error))  # noqa: RUF006
+        await asyncio.sleep(0.01)
+
+    asyncio.run(body(ValueError("a bug")))
+    gc.collect()
+    assert "a bug" in caplog.text
+    caplog.clear()
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(body(KeyboardInterrupt()))
+    gc.collect()
+    assert not caplog.text

@@ -55,7 +55,7 @@ from saccade.training.demonstrations import DemonstrationReport
 from saccade.training.episode_log import EpisodeWriter
 from saccade.training.validation import ValidationSchedule
 from saccade.types import Demonstration, Task
-from saccade.utils.async_utils import keep_collections_short
+from saccade.utils.async_utils import hide_interrupted_tasks, keep_collections_short
 from saccade.utils.files import convert_file_errors, create_folder
 from saccade.utils.jsonl import relativize_path
 
@@ -312,6 +312,7 @@ def run_and_close(components: RolloutComponents, coroutine: Coroutine[None, None
                 has_received_sigterm = True
                 task.cancel()
 
+        hide_interrupted_tasks()
         if is_handled:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
         try:

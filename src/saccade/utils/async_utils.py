@@ -57,6 +57,16 @@ def run_in_daemon_thread(function: Callable[[], T], name: str) -> asyncio.Future
     return asyncio.wrap_future(future)
 
 
+def hide_interrupted_tasks() -> None:
+    """Let the running loop log no task that a second Ctrl-C has ended: the command says that it was interrupted."""
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), KeyboardInterrupt):
+            loop.default_exception_handler(context)
+
+    asyncio.get_running_loop().set_exception_handler(handle)
+
+
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 

@@ -311,7 +311,9 @@ class Library:
         stored, row = self.read(name, ref)
         run = self.get(name)
         try:
-            weights = self._results.keep(("weights", run.folder), None, lambda: read_reward_weights(run.folder / RECIPE_FILE))
+            weights = self._results.keep(
+                ("weights", run.folder), None, lambda: read_reward_weights(run.folder / RECIPE_FILE)
+            )
         except SaccadeError:  # of a plugin that is gone
             weights = {}
         return {"row": row, "weights": weights, **Describer(stored).describe()}

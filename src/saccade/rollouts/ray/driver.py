@@ -223,7 +223,7 @@ class Driver:
     async def _call(self, worker: Worker, reference: Any) -> None:
         """Wait until a worker has executed a call, or is lost."""
         is_lost, generation = asyncio.create_task(worker.lost.wait()), worker.generation
-        call = asyncio.ensure_future(reference.as_future())
+        call = asyncio.wrap_future(reference.future())
         try:
             await asyncio.wait((call, is_lost), return_when=asyncio.FIRST_COMPLETED)
             if call.done():
@@ -273,9 +273,8 @@ class Driver:
         """Return when a worker is lost: a call failed, or it was silent for `lease_timeout` seconds."""
         timeout = self._config.lease_timeout
         while not worker.lost.is_set():
-            heartbeat = asyncio.ensure_future(
-                worker.actor.report_heartbeat.remote(self._build_run_status()).as_future()
-            )
+            reference: Any = worker.actor.report_heartbeat.remote(self._build_run_status())
+            heartbeat = asyncio.wrap_future(reference.future())
             is_lost = asyncio.create_task(worker.lost.wait())
             await asyncio.wait((heartbeat, is_lost), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             is_lost.cancel()

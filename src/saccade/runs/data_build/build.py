@@ -37,6 +37,7 @@ from saccade.runs.data_build.journal import StageUsage, Teacher
 from saccade.runs.data_build.questions import QuestionUnit
 from saccade.runs.data_build.replies import InvalidReply, Refusal
 from saccade.types import Demonstration, Task
+from saccade.utils.async_utils import hide_interrupted_tasks
 from saccade.utils.files import convert_file_errors
 from saccade.utils.hashing import compute_digest
 from saccade.utils.jsonl import relativize_path, to_jsonable, write_json, write_jsonl
@@ -167,6 +168,7 @@ def run_build(build: Build, *, start_stage: StartStage) -> BuildReport:
 
 
 async def _run(build: Build, start_stage: StartStage) -> BuildReport:
+    hide_interrupted_tasks()
     recipe = build.recipe
     components = RolloutComponents.from_recipe(recipe)
     engine = cast(ChatEngine, components.engine)
