@@ -153,6 +153,11 @@ def test_curves_and_tables_of_a_run(browser):
     browser.open("runs?run=a&stage=rl")
     browser.wait_for(".chart canvas")
     browser.wait_until(lambda: "Accuracy" in browser.run("return document.querySelector('main').innerText"))
+    charts = browser.find_all(".chart")
+    for chart in charts:  # each is drawn when it comes into view, one of equal values, too
+        browser.run("arguments[0].scrollIntoView()", chart)
+    browser.wait_until(lambda: len(browser.find_all(".chart canvas")) == len(charts))
+    assert browser.list_errors() == []
 
 
 def test_filters_keys_and_deep_links(browser):

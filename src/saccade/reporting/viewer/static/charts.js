@@ -55,7 +55,7 @@ function buildOptions(panel, curves, width, weight, alarms) {
     legend: { show: false },
     cursor: { sync: { key: "steps" }, points: { size: 6 }, drag: { x: true, y: false } },
     scales: { x: { time: false }, y: panel.is_log ? { distr: 3 } : { range: (_, low, high) => findRange(panel, low, high) } },
-    axes: [{ ...axis, size: 32 }, { ...axis, size: 54, values: (_, ticks, __, ___, step) => ticks.map((value) => formatTick(value, step)) }],
+    axes: [{ ...axis, size: 32 }, { ...axis, grid: { ...axis.grid, filter: panel.is_log ? keepPowers : (_, ticks) => ticks }, size: 54, values: (_, ticks, __, ___, step) => ticks.map((value) => formatTick(value, step)) }],
     hooks: {
       draw: alarms.length ? [(plot) => drawAlarms(plot, alarms)] : [],
     },
@@ -66,7 +66,8 @@ function buildOptions(panel, curves, width, weight, alarms) {
 function findRange(panel, low, high) {
   if (low === null || high === null) return [0, panel.maximum ?? 1];
   if (panel.maximum) return [Math.min(0, low), Math.max(panel.maximum, high)];
-  if (low === high) return [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
+  // Values that differ by rounding alone are equal: axes can't resolve them.
+  if (high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high))) return low >= 0 ? [0, 2 * high || 1] : [2 * low, Math.max(0, high)];
   const margin = (high - low) * 0.07;
   return [low >= 0 && low - margin < 0 ? 0 : low - margin, high + margin];
 }
@@ -76,8 +77,13 @@ function formatTick(value, step) {
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size >= 1e5 || size < 1e-3) return Number(value.toPrecision(2)).toExponential();
-  const digits = step ? Math.max(0, -Math.floor(Math.log10(step))) : 2;
+  let digits = 0;
+  while (digits < 6 && Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6) digits++;
   return value.toLocaleString("en-US", { maximumFractionDigits: digits });
+}
+
+function keepPowers(_, ticks) {
+  return ticks.map((value) => (value > 0 && Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6 ? value : null));
 }
 
 function drawAlarms(plot, alarms) {
@@ -95,6 +101,13 @@ function drawAlarms(plot, alarms) {
   ctx.restore();
 }
 
+// The line of a curve as a CSS background.
+function drawKey({ color, dash }) {
+  let at = 0;
+  const stops = dash.map((length, index) => `${index % 2 ? "transparent" : color} ${at}px ${at += length}px`);
+  return stops.length ? `repeating-linear-gradient(90deg, ${stops.join(", ")})` : color;
+}
+
 function describe(curves) {
   return curves.map((curve) => `${curve.name}: ${number(curve.y[curve.y.length - 1])} at step ${curve.x[curve.x.length - 1]}`).join("; ");
 }
@@ -110,7 +123,7 @@ export function chart(panel, { weight, alarms, numRuns }) {
   const canvas = h("div", { class: "canvas", role: "img", "aria-label": `${panel.title}. ${describe(curves)}` });
   const values = curves.map((curve) => h("b", null, number(curve.y[curve.y.length - 1])));
   const legend = h("ul", { class: "legend" }, curves.map((curve, index) =>
-    h("li", null, h("i", { class: "key", style: { background: curve.color } }), h("span", null, curve.name), " ", values[index])));
+    h("li", null, h("i", { class: "key", style: { background: drawKey(curve) } }), h("span", null, curve.name), " ", values[index])));
   const figure = h("figure", { class: "chart card" },
     h("figcaption", null, panel.title, panel.unit ? h("small", null, ` ${panel.unit}`) : null), canvas, legend);
   let plot = null;

@@ -5,6 +5,10 @@ import { h } from "./dom.js";
 const NUMBER = /^[^A-Za-z]{0,40}( s)?$/;
 const ESTIMATE = /^([+-]?\d[\d.]*) (\[[^\]]*\])(.*)$/s;
 
+function isNumber(text) {
+  return NUMBER.test(text) || ESTIMATE.test(text);
+}
+
 function cellContent(text) {
   const match = ESTIMATE.exec(text);
   return match ? [h("b", null, match[1]), " ", h("small", null, match[2]), match[3]] : text;
@@ -22,16 +26,18 @@ function bar(item) {
 export function table(data, { caption = true } = {}) {
   if (!data.rows.length) return null;
   const bars = data.bars.length === data.rows.length ? data.bars : null;
-  const head = data.header.map((text, index) => h("th", { scope: "col", class: index ? "" : "left" }, text || h("span", { class: "hidden" }, "name")));
+  const isNumeric = data.header.map((_, index) => index > 0 && data.rows.every((row) => isNumber(row[index] ?? "")));
+  const isBroad = data.header.length > 4 || data.rows.some((row) => row.some((text) => text.length > 120));
+  const head = data.header.map((text, index) => h("th", { scope: "col", class: index ? (isNumeric[index] ? "" : "text") : "left" }, text || h("span", { class: "hidden" }, "name")));
   if (bars) head.splice(1, 0, h("th", { scope: "col", class: "wide" }, h("span", { class: "scale" }, h("span", null, "0"), h("span", null, String(bars[0].maximum)))));
   const body = data.rows.map((row, rowIndex) => {
     const cells = row.map((text, index) => index
-      ? h("td", { class: NUMBER.test(text) || ESTIMATE.test(text) ? "" : "text", "data-label": data.header[index] ?? "" }, cellContent(text))
+      ? h("td", { class: isNumeric[index] ? "" : "text", "data-label": data.header[index] ?? "" }, cellContent(text))
       : h("th", { scope: "row" }, text));
     if (bars) cells.splice(1, 0, h("td", { class: "wide", "data-label": "" }, bar(bars[rowIndex])));
     return h("tr", null, cells);
   });
-  const element = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": data.title },
+  const element = h("div", { class: isBroad ? "scroll broad" : "scroll", tabindex: "0", role: "region", "aria-label": data.title },
     h("table", { class: "data" }, caption ? h("caption", null, data.title) : null, h("thead", null, h("tr", null, head)), h("tbody", null, body)));
-  return data.folded ? h("details", null, h("summary", null, data.title), element) : element;
+  return data.folded ? h("details", { class: isBroad ? "broad" : null }, h("summary", null, data.title), element) : element;
 }

@@ -51,7 +51,6 @@ async function showPair(box, pair, sides) {
         marked ? h("details", { open: true }, h("summary", null, "Replies, differences marked"), h("div", { class: "reply" }, marked[side].map(({ word, isOwn }) => (isOwn ? h("mark", null, word) : word)))) : null,
         conversation(view, item.conversation, false));
     })));
-    box.scrollIntoView({ block: "start", behavior: "smooth" });
   } catch (error) { fill(box, errorBox(error)); }
 }
 
@@ -74,12 +73,23 @@ export async function comparePage({ root, params, go, replace, exported }) {
   const tables = h("div", null, isPaired ? h("p", { class: "note", role: "status" }, "Computing the paired difference …") : null);
   if (isPaired) get("paired", sideParams).then((items) => fill(tables, items.map((item) => table(item)))).catch((error) => fill(tables, errorBox(error)));
   const state = { kind: params.get("kind") ?? "" };
-  const body = h("tbody"), detail = h("section", { "aria-live": "polite" });
+  const body = h("tbody"), detail = h("tr", { class: "detail" }, h("td", { class: "text", colspan: 5, "aria-live": "polite" }));
   const tabs = h("div", { class: "tabs", role: "group", "aria-label": "Kind of change" });
+  const list = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Changes" }, h("table", { class: "data list" }, h("caption", { class: "hidden" }, "Changes"), h("thead", null, h("tr", null, ["change", "question", "ground truth", "before", "after"].map((text) => h("th", { scope: "col", class: "text" }, text)))), body));
   const draw = () => {
     fill(tabs, ["", ...KINDS].map((kind) => h("button", { type: "button", "aria-pressed": String(state.kind === kind), onclick: () => { state.kind = kind; replace("compare", { run: own, first: first.label, second: second.label, kind }); draw(); } }, kind ? `${kind} (${data.counts[kind]})` : "all changes")));
-    fill(body, data.pairs.filter((pair) => !state.kind || pair.kind === state.kind).map((pair) => {
-      const open = () => { root.querySelectorAll("tr.open").forEach((row) => row.classList.remove("open")); row.classList.add("open"); showPair(detail, pair, [first, second]); };
+    const pairs = data.pairs.filter((pair) => !state.kind || pair.kind === state.kind);
+    list.hidden = !pairs.length;
+    fill(body, pairs.map((pair) => {
+      const open = () => {
+        const isOpen = row.classList.contains("open");
+        root.querySelectorAll("tr.open").forEach((other) => other.classList.remove("open"));
+        detail.remove();
+        if (isOpen) return;
+        row.classList.add("open");
+        row.after(detail);
+        showPair(detail.firstChild, pair, [first, second]);
+      };
       const row = h("tr", { "data-row": pair.before.ref },
         h("td", { class: "text", "data-label": "change" }, h("span", { class: `change ${pair.kind.startsWith("right") ? "worse" : pair.kind.startsWith("wrong") ? "better" : ""}` }, pair.kind)),
         h("th", { scope: "row", class: "question" }, h("button", { type: "button", class: "link", onclick: open }, pair.before.question || pair.before.task), h("small", null, pair.before.task)),
@@ -94,7 +104,6 @@ export async function comparePage({ root, params, go, replace, exported }) {
     tables,
     h("p", { class: "note", role: "status" }, `${data.shared} episodes of the same task and sample in both; ${data.only_first} only before, ${data.only_second} only after; ${data.counts.same} unchanged.`),
     tabs,
-    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Changes" }, h("table", { class: "data list" }, h("caption", { class: "hidden" }, "Changes"), h("thead", null, h("tr", null, ["change", "question", "ground truth", "before", "after"].map((text) => h("th", { scope: "col", class: "text" }, text)))), body)),
-    detail);
+    list);
   return { keys: { Enter: () => root.querySelector("[data-row].selected button.link")?.click() } };
 }

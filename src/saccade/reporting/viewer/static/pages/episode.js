@@ -9,6 +9,12 @@ import { timeline } from "../timeline.js";
 import { tokenPanel } from "../tokens.js";
 import { readFilters } from "./episodes.js";
 
+// The text of the option that a letter names.
+function nameOption(task) {
+  const option = /^[A-Z]$/.test(task.ground_truth) ? task.options["ABCDEFGHIJKLMNOPQRSTUVWXYZ".indexOf(task.ground_truth)] : undefined;
+  return option === undefined ? null : [" (", longText(option, 200), ")"];
+}
+
 function scoreTable(data) {
   const { score, weights } = data;
   if (!score) return h("p", { class: "note" }, data.reason ? `No score: ${data.reason}` : "No score.");
@@ -98,7 +104,7 @@ export async function episodePage({ root, params, go }) {
       h("span", { class: "turning" }, h("button", { type: "button", onclick: () => turn(-1) }, "← Previous"), h("button", { type: "button", onclick: () => turn(1) }, "Next →"))),
     h("h1", { class: "question" }, h("span", { class: `mark ${kind}`, role: "img", "aria-label": kind }, VERDICT_SIGNS[kind]), " ", longText(task.question, 1200)),
     task.options.length ? h("ol", { class: "options" }, task.options.map((option) => h("li", null, longText(option, 400)))) : null,
-    h("p", { class: "answers" }, h("span", null, "answer ", h("b", { class: kind }, data.answer === null ? "none" : longText(data.answer, 600))), h("span", null, "ground truth ", h("b", null, longText(task.ground_truth, 600))), h("span", { class: "soft" }, task.answer_type), h("a", { href: pageAddress("episodes", { run, task: task.id }) }, "all episodes of this task")),
+    h("p", { class: "answers" }, h("span", null, "answer ", h("b", { class: kind }, data.answer === null ? "none" : longText(data.answer, 600))), h("span", null, "ground truth ", h("b", null, longText(task.ground_truth, 600)), nameOption(task)), h("span", { class: "soft" }, task.answer_type), h("a", { href: pageAddress("episodes", { run, task: task.id }) }, "all episodes of this task")),
     data.error ? h("p", { class: "error" }, longText(data.error)) : null,
     h("p", { class: "legend", "aria-label": "Colors" }, h("span", { class: "o-prefill" }, "prefilled"), h("span", { class: "o-sampled" }, "sampled"), h("span", { class: "o-tool" }, "from a tool")),
     h("div", { class: "split" }, h("div", { class: "story" }, conversation(view, data.conversation), tokenPanel(view)), side));
