@@ -15,6 +15,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
+from saccade.media.cache import CachingMediaLoader
+from saccade.reporting.viewer.export import export_run
 from saccade.reporting.viewer.library import Library
 from saccade.reporting.viewer.server import ViewerServer
 
@@ -232,3 +234,48 @@ def test_hostile_text_is_text(browser):
     )
     assert browser.list_errors() == []
     assert browser.list_hosts() <= {"127.0.0.1"}
+
+
+def test_an_exported_page_works_from_a_file(driver, folder, tmp_path):
+    library = Library([folder])
+    library.refresh()
+    exported = export_run(library, "a", CachingMediaLoader().load_pixels)
+    page = tmp_path / "a page.html"
+    page.write_text(exported.text)
+    browser = Browser(driver, page.as_uri())
+    browser.list_errors()
+    browser.driver.get_log("performance")
+    browser.driver.refresh()
+    browser.wait_for("main[data-ready]")
+    for name in ("runs?run=a&stage=rl", "step?run=a", "compare?run=a", "benchmarks?run=a", "episodes?run=a"):
+        browser.open(name)
+        browser.wait_for("main h1")
+        assert not browser.find_all("[role=alert]"), name
+    count = len(browser.find_all("tbody tr"))
+    assert f"{count} of {count} episodes" in exported.note
+    browser.open("episodes?run=a&verdict=right&stage=before")
+    assert len(browser.find_all("tbody tr")) == 3
+    browser.wait_for("tbody tr a").click()
+    browser.wait_for(".conversation")
+    browser.wait_until(lambda: browser.run("return document.querySelector('.frame img').naturalWidth") > 0)
+    browser.press("n")
+    browser.wait_until(lambda: "at=1" in browser.run("return location.hash"))
+    browser.open("episodes?run=a&task=hostile")
+    browser.wait_for("tbody tr a").click()
+    browser.wait_for("button.more")
+    shown = browser.run("return document.querySelector('main').textContent")
+    assert "<script>window.hacked = 1</script>" in shown
+    assert browser.run("return window.hacked === undefined && !document.querySelector('main script')")
+    assert browser.list_errors() == []
+    assert browser.list_hosts() <= {None}  # the file itself
+
+
+def test_an_exported_page_keeps_to_its_size(folder):
+    library = Library([folder])
+    library.refresh()
+    load_pixels = CachingMediaLoader().load_pixels
+    whole = export_run(library, "a", load_pixels)
+    limit = len(whole.text) - 4000
+    small = export_run(library, "a", load_pixels, max_bytes=limit)
+    assert len(small.text.encode()) <= limit
+    assert small.note != whole.note  # fewer episodes have a page

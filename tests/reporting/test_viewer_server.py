@@ -11,7 +11,8 @@ from viewer_cases import make_run
 
 from saccade.errors import RunError
 from saccade.reporting.viewer.library import Library
-from saccade.reporting.viewer.server import Viewer, ViewerServer, dump_json
+from saccade.reporting.viewer.plain_json import dump_json
+from saccade.reporting.viewer.server import Viewer, ViewerServer
 
 TOKEN = "a-token"
 PATHS = (

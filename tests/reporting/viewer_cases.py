@@ -68,7 +68,9 @@ def make_run(folder, *, hostile="", num_steps=3):
     write_clip(clip)
     for step in range(1, num_steps + 1):
         row = {"stage": "rl", "step": step, "reward": step / 10, "reward/accuracy": 0.5, "accuracy": step / 10}
-        append_jsonl(folder / "metrics.jsonl", {**row, "entropy": 1.0 / step, "grad_norm": 1e-4 * step, "visual_tokens": 6.0})
+        append_jsonl(
+            folder / "metrics.jsonl", {**row, "entropy": 1.0 / step, "grad_norm": 1e-4 * step, "visual_tokens": 6.0}
+        )
         write_rollouts(folder, step, build_rollouts(step, str(clip)))
     before = [example(name=f"w-{i}", path=str(clip), accuracy=float(i % 2)) for i in range(6)]
     after = [

@@ -25,6 +25,9 @@ def view(
         str, typer.Option(help="The address to serve; any other than this machine's is public.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 is any unused one.", min=0, max=65535)] = 0,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one run as a single page of at most 5 MB.")
+    ] = None,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser.")] = False,
 ) -> None:
     """Look at runs in the browser: curves, steps, episodes with their frames and videos, comparisons, benchmarks.
@@ -32,8 +35,12 @@ def view(
     Live while a run trains. The address holds a token, without which the server answers nothing.
     """
     paths = require_run_paths(runs)
-    from saccade.runs.view import view_runs
+    from saccade.runs.view import export_page, view_runs
 
+    if export is not None:
+        note = export_page(paths, export)
+        print_text(out, f"wrote {export} ({export.stat().st_size / 1e6:.1f} MB). {note}")
+        return
     print_text(out, "Ctrl-C stops the viewer.")
     view_runs(paths, host=host, port=port, open_browser=open_browser, on_ready=lambda address: print_text(out, address))
 

@@ -1,12 +1,14 @@
-"""Serve the viewer of runs: `saccade view`."""
+"""Serve the viewer of runs, or write it as one page: `saccade view`."""
 
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from saccade.errors import RunError, SaccadeError
+from saccade.media.cache import CachingMediaLoader
 from saccade.reporting.episode_view import DecodeFn
 from saccade.runs.run_lock import TRAINING, is_locked
+from saccade.utils.files import write_text
 
 
 def view_runs(
@@ -34,6 +36,25 @@ def view_runs(
     if open_browser:
         webbrowser.open(server.address)
     server.run()
+
+
+def export_page(paths: Sequence[Path], page: Path) -> str:
+    """Write one self-contained page of a run; return a sentence about what it holds.
+
+    Raises RunError unless there is exactly one run at or below `paths`.
+    """
+    from saccade.reporting.viewer.export import export_run
+    from saccade.reporting.viewer.library import Library
+
+    library = Library(paths, is_running=is_running)
+    names = [run.name for run in library.scan()]
+    if len(names) != 1:
+        message = f"--export needs exactly one run; there are {len(names)}: {', '.join(names[:8]) or 'none'}"
+        raise RunError(message, key="export", value=len(names))
+    library.refresh()
+    exported = export_run(library, names[0], CachingMediaLoader().load_pixels)
+    write_text(page, exported.text)
+    return exported.note
 
 
 def is_running(folder: Path) -> bool:

@@ -137,7 +137,7 @@ class Library:
             "progress": {stage: list(steps) for stage, steps in summary.progress.items()},
             "newest": dict(summary.newest),
             "best": None if summary.best is None else list(summary.best),
-            "evaluations": list(summary.evaluations),
+            "evaluations": sorted(summary.evaluations, key=lambda name: _get_modified(run.folder, name)),
             "seed": summary.seed,
             "modified": summary.modified,
             "problem": summary.problem or "; ".join(f"{file}: {text}" for file, text in run.index.problems.items()),
@@ -435,6 +435,11 @@ class Library:
                 {"title": "No paired comparison", "header": [""], "rows": [[str(error)]], "bars": [], "folded": False}
             ]
         return [_describe_table(table) for table in build_pair_tables(comparison)]
+
+
+def _get_modified(folder: Path, evaluation: str) -> float:
+    path = folder / "evaluations" / f"{evaluation}.jsonl"
+    return path.stat().st_mtime if path.exists() else 0.0
 
 
 STAGE_ORDER = ("sft", "sft_validation", "rl", "rl_validation")

@@ -9,15 +9,13 @@ files are JSON, which the page shows as text.
 """
 
 import importlib
-import json
 import logging
-import math
 import mimetypes
 import os
 import secrets
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +36,7 @@ from saccade.media.image import encode_png
 from saccade.reporting.episode_view import encode_thumbnail
 from saccade.reporting.viewer.episodes import list_images
 from saccade.reporting.viewer.library import Library, UnknownItemError
-from saccade.utils.text import escape_control_characters
+from saccade.reporting.viewer.plain_json import dump_json
 
 STATIC_FOLDER = Path(__file__).parent / "static"
 REFRESH_SECONDS = 2.0  # between two looks at the files of the runs
@@ -100,21 +98,6 @@ class JSONResponse(Response):
     def render(self, content: Any) -> bytes:
         """Return the JSON of plain values."""
         return dump_json(content).encode("utf-8", "replace")
-
-
-def dump_json(value: Any) -> str:
-    """Return plain values as JSON; control characters and marks of text direction become visible characters."""
-    return json.dumps(_clean(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, str):
-        return escape_control_characters(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {escape_control_characters(str(key)): _clean(item) for key, item in value.items()}
-    return [_clean(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 class Viewer:

@@ -1,16 +1,21 @@
 // Requests to the server; an exported page answers them from the data that it contains.
 
-const holder = document.getElementById("data");
-export const exported = holder ? JSON.parse(holder.textContent) : null;
+async function readExport() {
+  const holder = document.getElementById("data");
+  if (!holder) return null;
+  const bytes = Uint8Array.from(atob(holder.textContent), (character) => character.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+}
+
+export const exported = await readExport();
+
+function listPairs(params) {
+  const pairs = Object.entries(params ?? {}).flatMap(([name, value]) => (Array.isArray(value) ? value : [value]).map((item) => [name, item]));
+  return pairs.filter(([, item]) => item !== undefined && item !== null && item !== "");
+}
 
 export function buildQuery(params) {
-  const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(params ?? {})) {
-    for (const item of Array.isArray(value) ? value : [value]) {
-      if (item !== undefined && item !== null && item !== "") query.append(name, item);
-    }
-  }
-  return query.toString();
+  return new URLSearchParams(listPairs(params)).toString();
 }
 
 export async function get(name, params = {}) {
@@ -22,7 +27,10 @@ export async function get(name, params = {}) {
 }
 
 export function frameAddress(run, ref, image, size = "thumb") {
-  if (exported) return exported.frames[`${run}\n${ref}\n${image}`] ?? null;
+  if (exported) {
+    const frame = exported.episodes[ref]?.frames[image] ?? null;
+    return frame === null ? null : `data:image/jpeg;base64,${exported.frames[frame]}`;
+  }
   return `frame?${buildQuery({ run, ref, image, size })}`;
 }
 
@@ -50,9 +58,9 @@ function passes(row, filters) {
 }
 
 function answerExported(name, params) {
-  const rows = () => exported.episodes[params.run] ?? [];
+  const { rows } = exported;
   if (name === "episodes") {
-    let found = rows().filter((row) => passes(row, params));
+    let found = rows.filter((row) => passes(row, params));
     const key = (params.sort ?? "").replace("-", "");
     if (key) {
       const sign = params.sort.startsWith("-") ? -1 : 1;
@@ -62,10 +70,14 @@ function answerExported(name, params) {
     return { total: found.length, rows: found.slice(start, start + Number(params.limit ?? 100)) };
   }
   if (name === "position") {
-    const position = rows().filter((row) => passes(row, params)).findIndex((row) => row.ref === params.ref);
+    const position = rows.filter((row) => passes(row, params)).findIndex((row) => row.ref === params.ref);
     return { position: position < 0 ? null : position };
   }
-  const value = exported.answers[`${name}?${buildQuery(params)}`];
+  if (name === "step") {
+    const own = rows.filter((row) => row.kind === "rollout" && row.stage === params.stage && row.step === Number(params.step));
+    return own.sort((a, b) => a.grp - b.grp || a.idx - b.idx);
+  }
+  const value = name === "episode" ? exported.episodes[params.ref] : exported.answers[[name, ...listPairs(params).map((pair) => pair.join("="))].join("\n")];
   if (value === undefined) throw new Error("This exported page doesn't contain that; open the run with saccade view.");
   return value;
 }

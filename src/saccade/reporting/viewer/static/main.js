@@ -85,7 +85,7 @@ async function show() {
     const page = await PAGES[name].show(context);
     if (own !== serial) return;
     shown = { keys: {}, tick: null, ...page };
-    fill(main, root);
+    fill(main, exported ? h("p", { class: "note" }, exported.note) : null, root);
   } catch (error) {
     if (own === serial) fill(main, errorBox(error));
   }

@@ -63,7 +63,9 @@ export async function comparePage({ root, params, go, replace, exported }) {
   const mine = sides.filter((side) => !own || side.run === own);
   const find = (text, other) => sides.find((side) => side.label === text) ?? other;
   const first = find(params.get("first"), mine[0] ?? sides[0]);
-  const second = find(params.get("second"), mine[mine.length - 1] ?? sides[sides.length - 1]);
+  // By default the last one of the first one's kind, such as greedy.
+  const isLike = (side) => side !== first && side.stage.split("_").pop() === first.stage.split("_").pop();
+  const second = find(params.get("second"), [...mine].reverse().find(isLike) ?? mine[mine.length - 1] ?? sides[sides.length - 1]);
   const pick = (label, current, key) => h("label", null, `${label} `, h("select", { onchange: (event) => go("compare", { run: own ?? "", first: first.label, second: second.label, [key]: event.target.value }) }, sides.map((side) => h("option", { value: side.label, selected: side === current }, side.label))));
   put(root, h("div", { class: "controls" }, pick("before", first, "first"), pick("after", second, "second"), h("button", { type: "button", onclick: () => go("compare", { run: own ?? "", first: second.label, second: first.label }) }, "Swap")));
   if (first === second) { put(root, h("p", { class: "note" }, "Choose two different ones.")); return {}; }

@@ -26,7 +26,7 @@ function scoreTable(data) {
 function frameDialog(view, number) {
   const image = view.images[number];
   const address = frameAddress(view.run, view.ref, number, "full");
-  const picture = h("img", { src: address, alt: "", class: "full" });
+  const picture = address ? h("img", { src: address, alt: "", class: "full" }) : h("p", { class: "note" }, "The frame isn't in this page.");
   const dialog = h("dialog", { class: "lightbox", "aria-label": "Frame" },
     picture,
     h("p", null, [image.time === null ? image.name : `frame at ${time(image.time)}`, `${image.size} pixels as the model saw it`, image.box ? `box ${image.box.join(", ")}` : ""].filter(Boolean).join(" · ")),
@@ -107,7 +107,7 @@ export async function episodePage({ root, params, go }) {
     h("p", { class: "answers" }, h("span", null, "answer ", h("b", { class: kind }, data.answer === null ? "none" : longText(data.answer, 600))), h("span", null, "ground truth ", h("b", null, longText(task.ground_truth, 600)), nameOption(task)), h("span", { class: "soft" }, task.answer_type), h("a", { href: pageAddress("episodes", { run, task: task.id }) }, "all episodes of this task")),
     data.error ? h("p", { class: "error" }, longText(data.error)) : null,
     h("p", { class: "legend", "aria-label": "Colors" }, h("span", { class: "o-prefill" }, "prefilled"), h("span", { class: "o-sampled" }, "sampled"), h("span", { class: "o-tool" }, "from a tool")),
-    h("div", { class: "split" }, h("div", { class: "story" }, conversation(view, data.conversation), tokenPanel(view)), side));
+    h("div", { class: "split" }, h("div", { class: "story" }, conversation(view, data.conversation), exported ? null : tokenPanel(view)), side));
 
   async function turn(by) {
     let position = at === null ? null : Number(at), own = filters;

@@ -1,7 +1,7 @@
 // Episodes of a run: filters, search, sorting; pages of rows from the index.
 
 import { pageAddress } from "../address.js";
-import { get } from "../api.js";
+import { exported, get } from "../api.js";
 import { errorBox, fill, h, put } from "../dom.js";
 import { number, plural, truth, verdict, VERDICT_SIGNS } from "../format.js";
 
@@ -35,7 +35,7 @@ function buildRow(row, address) {
   const place = row.kind === "evaluation" ? row.stage : `${row.stage} ${row.step}, group ${row.grp}`;
   return h("tr", { "data-row": row.ref },
     h("td", null, h("span", { class: `mark ${kind}`, title: kind, role: "img", "aria-label": kind }, VERDICT_SIGNS[kind])),
-    h("th", { scope: "row", class: "question" }, h("a", { href: address }, row.question || row.task), h("small", null, row.task)),
+    h("th", { scope: "row", class: "question" }, exported && !exported.episodes[row.ref] ? row.question || row.task : h("a", { href: address }, row.question || row.task), h("small", null, row.task)),
     h("td", { class: "text", "data-label": "answer" }, row.answer ?? h("i", null, row.status.replaceAll("_", " ")), h("small", null, `of ${truth(row)}`)),
     h("td", { "data-label": "reward" }, number(row.reward)),
     h("td", { "data-label": "calls" }, String(row.calls), row.tool_errors ? h("small", { class: "bad" }, ` ${plural(row.tool_errors, "error")}`) : null),
