@@ -35,7 +35,7 @@ from saccade.cli.terminal import (
     show_progress,
 )
 from saccade.cli.train import OutOption, ResumeOption, build_stage_command, train
-from saccade.cli.view import view
+from saccade.cli.view import list_runs, view
 from saccade.config.load import load_recipe
 from saccade.errors import DataError, RunError, SaccadeError
 from saccade.reporting.console import (
@@ -66,7 +66,7 @@ def configure_environment() -> None:
 # The commands as the help lists them, the common ones first, by the title of their panel.
 COMMAND_PANELS = {
     "Start here": ("demo", "doctor", "recipes"),
-    "Train and use a model": ("train", "sft", "rl", "eval", "ask", "view", "report", "export"),
+    "Train and use a model": ("train", "sft", "rl", "eval", "ask", "view", "runs", "report", "export"),
     "Data, models and plugins": ("data", "model", "new"),
     "Servers and studies": ("serve", "cluster", "ablate"),
 }
@@ -133,6 +133,7 @@ app.command("export")(export)
 app.command("doctor")(doctor)
 app.command("train")(train)
 app.command("view")(view)
+app.command("runs")(list_runs)
 app.command("sft", help="Supervised fine-tuning on demonstrations: the cold start.")(build_stage_command("sft"))
 app.command("rl", help="Reinforcement learning on tasks, from a model or from a run's newest checkpoint.")(
     build_stage_command("rl")

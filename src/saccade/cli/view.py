@@ -1,11 +1,13 @@
-"""`saccade view`: the runs in the browser."""
+"""`saccade view`: runs in the browser. `saccade runs`: a list of them."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
-from saccade.cli.terminal import complete_run, out
+from saccade.cli.terminal import complete_run, out, print_table
 from saccade.errors import RunError
 from saccade.reporting.console import print_text
 
@@ -43,6 +45,30 @@ def view(
         return
     print_text(out, "Ctrl-C stops the viewer.")
     view_runs(paths, host=host, port=port, open_browser=open_browser, on_ready=lambda address: print_text(out, address))
+
+
+def list_runs(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FOLDER]...", help="Folders of runs; runs by default.", autocompletion=complete_run),
+    ] = None,
+) -> None:
+    """List runs with their state, newest metrics and best validation; the newest run is first."""
+    paths = require_run_paths(folders)
+    from saccade.reporting.run_summary import describe_summary, find_runs, summarize_run
+    from saccade.runs.run_lock import TRAINING, is_locked
+
+    summaries = [(name, summarize_run(path, lambda run: is_locked(run, TRAINING))) for path, name in find_runs(paths)]
+    if not summaries:
+        print_text(out, f"no run in {', '.join(map(str, paths))}")
+        return
+    view = Table("run", "state", "steps", "newest", "best validation", "evaluations", box=None, header_style="dim")
+    for name, summary in sorted(summaries, key=lambda item: -item[1].modified):
+        view.add_row(*map(escape, (name, summary.state, *describe_summary(summary))))
+    print_table(view)
+    for name, summary in summaries:
+        if summary.problem:
+            print_text(out, f"{name}: {summary.problem}", style="red")
 
 
 def require_run_paths(runs: list[Path] | None) -> list[Path]:

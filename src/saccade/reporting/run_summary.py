@@ -91,6 +91,22 @@ def summarize_run(folder: Path, is_running: Callable[[Path], bool]) -> RunSummar
     )
 
 
+def describe_summary(summary: RunSummary) -> tuple[str, str, str, str]:
+    """Return the texts of a list of runs: steps, newest metrics, best validation, number of evaluations."""
+    steps = [
+        f"{stage} {done}" + (f"/{planned}" if planned else "") for stage, (done, planned) in summary.progress.items()
+    ]
+    shown = [
+        key for key in HEADLINES[:-1] if key in summary.newest and not (key == "loss" and "reward" in summary.newest)
+    ]
+    newest = [f"{key.replace('_', ' ')} {summary.newest[key]:.3f}" for key in shown]
+    best = "–"
+    if summary.best is not None:
+        mode, accuracy, step = summary.best
+        best = f"{accuracy:.3f} ({mode}, step {step})"
+    return ", ".join(steps) or "–", ", ".join(newest) or "–", best, str(len(summary.evaluations) or "–")
+
+
 def compute_final_means(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, float]:
     """Return the means of metrics over the last tenth of a stage's steps."""
     newest, means = rows[-max(1, len(rows) // 10) :], {}
