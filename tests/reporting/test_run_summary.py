@@ -24,7 +24,7 @@ def test_runs_are_listed_with_their_state_and_best_validation(tmp_path):
 
 def test_a_damaged_run_is_named(tmp_path):
     folder = make_run(tmp_path / "runs" / "a", num_steps=1)
-    (folder / "metrics.jsonl").write_text("{")
+    (folder / "metrics.jsonl").write_text("no JSON\n{}\n")
     assert "metrics.jsonl" in good("runs", tmp_path / "runs")
     fail(RunError, "runs", tmp_path / "nothing", key=tmp_path / "nothing")
     (tmp_path / "empty").mkdir()

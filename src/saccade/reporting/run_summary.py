@@ -99,7 +99,7 @@ def describe_summary(summary: RunSummary) -> tuple[str, str, str, str]:
     shown = [
         key for key in HEADLINES[:-1] if key in summary.newest and not (key == "loss" and "reward" in summary.newest)
     ]
-    newest = [f"{key.replace('_', ' ')} {summary.newest[key]:.3f}" for key in shown]
+    newest = [f"{key} {summary.newest[key]:.3f}" for key in shown if key in summary.newest]
     best = "–"
     if summary.best is not None:
         mode, accuracy, step = summary.best
