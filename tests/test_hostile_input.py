@@ -7,6 +7,7 @@ import lzma
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from archive_cases import build_tar
@@ -16,7 +17,7 @@ from toy_rows import MAKERS, write_copy
 
 import saccade
 from saccade import plugins
-from saccade.checks.run_checks import check_recipe
+from saccade.checks.run_checks import PlannedRun, check_recipe, report_checks
 from saccade.config.load import load_recipe, parse_yaml
 from saccade.data.archives import Archive, unpack
 from saccade.data.constant_baseline import compute_wording_baselines
@@ -168,6 +169,95 @@ def test_a_path_that_no_file_can_have_is_one_sentence(tmp_path, monkeypatch, com
     result = run(*command, name)
     assert result.exit_code == 1 or command[0] == "doctor", result.output
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sft tiny/base --data d --model m --out loop",
+        "rl tiny/base --data d --model loop",
+        "train tiny/base --data loop --model m",
+        "demo --out loop",
+        "eval loop",
+        "eval tiny/base --model loop",
+        "report loop",
+        "ask Why? --model loop",
+        "export loop out",
+        "serve loop",
+        "doctor tiny/base --out loop",
+        "data check loop",
+        "data check loop.jsonl",
+        "data synth loop",
+        "model tiny loop",
+        "recipes show loop.yaml",
+        "sft tiny/base data.train=loop.jsonl model.path=loop",
+    ],
+)
+def test_a_link_to_itself_is_one_sentence(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    for name in ("loop", "loop.jsonl", "loop.yaml"):
+        Path(name).symlink_to(name)
+    result = run(*command.split())
+    assert result.exit_code == 1
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    assert Path("loop").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["file", "loop", "broken", "loop/below", "file/below"])
+def test_doctor_refuses_a_run_folder_that_cannot_be_created(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "broken").symlink_to("missing")
+    planned_run = PlannedRun(recipe=load_recipe("tiny/base"), folder=tmp_path / name, stages=["sft"])
+    results = {result.name: result for result in report_checks(planned_run)}
+    assert not results["disk"].is_ok
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# comment\n", "seed: 0\nmodel:\n  family: qwen3_vl\n"])
+def test_a_recipe_of_a_run_that_is_empty_or_cut_off_is_refused(folder, text):
+    (folder / "recipe.yaml").write_text(text)
+    for command in (["report"], ["eval"], ["sft", "tiny/base", "--resume", "--out"], ["doctor"]):
+        if text.startswith("seed") and command == ["doctor"]:
+            continue  # it takes any recipe
+        assert "recipe" in bad(*command, folder)
+    assert (folder / "recipe.yaml").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("setting", "values"),
+    [
+        (name, values)
+        for names, values in {
+            ("train", "validation", "test", "frame_size", "image.image_size"): (10**8, 10**21),
+            ("clip_seconds", "fps", "image.grid_images"): (1e8, 1e300),
+        }.items()
+        for name in names
+    ],
+)
+def test_absurd_sizes_of_synthetic_data_are_refused(tmp_path, setting, values):
+    for value in values:
+        key = f"synthetic.{setting}"
+        fail(ConfigError, "data", "synth", tmp_path, "synthetic.media=image", f"{key}={value}", key=key)
+
+
+@pytest.mark.parametrize("key", ["sft.steps", "sft.tokens_per_step", "rl.steps", "model.num_threads"])
+def test_absurd_sizes_of_a_training_are_refused(tmp_path, key):
+    for value in (10**8, 10**21):
+        fail(ConfigError, "sft", "tiny/base", f"{key}={value}", "--out", tmp_path / "run", key=key)
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "option"),
+    [
+        (["eval", "tiny/base"], "data.test", "--tasks"),
+        (["sft", "tiny/base"], "data.demonstrations", "--data"),
+        (["rl", "tiny/base"], "data.train", "--data"),
+    ],
+)
+def test_missing_data_advises_an_option_of_the_command(tmp_path, tiny_folder, command, key, option):
+    line = fail(DataError, *command, "--model", tiny_folder, "--out", tmp_path / "run", key=key, value="")
+    assert option in line
+    assert option in good(command[0], "--help")
 
 
 def test_a_model_whose_writing_was_interrupted_is_written_again(tmp_path, monkeypatch):

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from page_cases import NASTY, call, comparison, decode, encode, example, load_pixels, reply
 
+from saccade.config.load import dump_recipe
+from saccade.config.schema import Recipe
 from saccade.ledger import ImageRef, Ledger
 from saccade.metrics.looking import parse_window
 from saccade.reporting.episode_view import (
@@ -287,7 +289,7 @@ def test_failed_call_is_marked():
 
 @pytest.mark.slow
 def test_page_of_a_run_folder(tmp_path):
-    (tmp_path / "recipe.yaml").write_text("seed: 0\n")
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(Recipe()))
     (tmp_path / "invocations.json").write_text(json.dumps([{"seed": 0, "torch": "2.9"}, {"seed": 0, "torch": "2.10"}]))
     (tmp_path / "status").mkdir()
     (tmp_path / "status" / "sft.json").write_text('{"seconds": 302}')

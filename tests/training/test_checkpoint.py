@@ -60,7 +60,7 @@ def test_transformers_opens_a_checkpoint(tmp_path, components, optimizer):
 def test_restore_loads_optimizer_and_trainer_state(tmp_path, components, optimizer):
     saved = save(tmp_path, 3, components, optimizer, position=[1, "two"])
     restored = load_optimizer(components)
-    assert saved.restore(restored) == {"position": [1, "two"]}
+    assert saved.restore(restored) == {"step": 3, "position": [1, "two"]}
     pairs = zip(optimizer.state_dict()["optimizers"], restored.state_dict()["optimizers"], strict=True)
     for state, restored_state in pairs:
         assert state["state"].keys() == restored_state["state"].keys() != set()
@@ -262,7 +262,17 @@ def test_one_changed_byte_of_any_file_names_the_file(tmp_path, components, optim
                 saved.restore(optimizer)
             assert str(file) in str(caught.value)
         file.write_bytes(content)
-    assert saved.restore(optimizer) == {}
+    assert saved.restore(optimizer) == {"step": 3}
+
+
+@pytest.mark.parametrize(
+    "find", [checkpoint.find_newest_checkpoint, lambda folder: checkpoint.find_checkpoint(folder, "9")]
+)
+def test_a_renamed_checkpoint_is_refused(tmp_path, components, optimizer, find):
+    saved = save(tmp_path, 3, components, optimizer)
+    renamed = saved.folder.rename(tmp_path / "step-000009")
+    with raises(RunError, key=str(renamed), value=3):
+        find(tmp_path)
 
 
 @pytest.mark.slow

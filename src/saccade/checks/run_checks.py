@@ -349,8 +349,11 @@ def _check_disk(planned_run: PlannedRun) -> str:
         count = max(1, min(num_kept + 1, num_written) - num_existing)  # one more while the last is written
         peak = max(peak, total + count * size)
         total += min(num_kept, count) * size
-    folder = planned_run.folder.resolve()
-    existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+    folder = planned_run.folder.absolute()
+    existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        message = f"{existing} is a file or a broken link; choose another folder with --out"
+        raise RunError(message, key=str(existing))
     free = shutil.disk_usage(existing).free
     if not os.access(existing, os.W_OK):
         raise RunError(f"{existing} is not writable; choose another folder with --out", key=str(existing))

@@ -157,8 +157,7 @@ def evaluate(
 def _find_recipe(run_or_recipe: Path) -> str:
     """Return the name or path of a recipe, of a run or given itself. Raises RunError if there is neither."""
     if run_or_recipe.is_dir():
-        if not (run_or_recipe / "recipe.yaml").is_file():
-            Run.open(run_or_recipe)  # raises
+        Run.open(run_or_recipe)
         return str(run_or_recipe / "recipe.yaml")
     if run_or_recipe.suffix not in (".yaml", ".yml") and str(run_or_recipe) not in list_recipes():
         name, suggestion = str(run_or_recipe), suggest(str(run_or_recipe), list_recipes())

@@ -10,6 +10,7 @@ import typer
 from saccade.cli.terminal import out, show_progress
 from saccade.errors import EngineError
 from saccade.reporting.console import print_text
+from saccade.utils.files import resolve_path
 
 _DEFAULT_PYTHON = Path(".venv-vllm/bin/python")
 
@@ -47,7 +48,7 @@ def serve(
         model = pipeline.resolve_checkpoint(model)
     config = LaunchConfig(
         # Absolute, since the server runs in the log's folder. Symbolic links stay, since a venv's Python is one.
-        model=model.resolve(),
+        model=resolve_path(model),
         python=python.expanduser().absolute(),
         host=host,
         port=port,

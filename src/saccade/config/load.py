@@ -194,7 +194,9 @@ def _load_with_bases(path: Path, extending_paths: tuple[Path, ...], recipe_type:
         chain = " -> ".join(file.name for file in (*extending_paths, path))
         raise ConfigError(f"the recipe {path} extends itself: {chain}", key="extends", value=str(path))
     # Packaged recipes don't change, and are extended by most others.
-    own = _read_packaged_recipe(path) if path.is_relative_to(RECIPES_DIR) else read_yaml(path, "recipe") or {}
+    own = _read_packaged_recipe(path) if path.is_relative_to(RECIPES_DIR) else read_yaml(path, "recipe")
+    if own is None:  # such as that of a run after a power cut
+        raise ConfigError(f"the recipe {path} is empty; write some keys, or restore it", key=str(path))
     if not isinstance(own, dict):
         raise ConfigError(f"the recipe {path} must be a mapping of keys", key=str(path), value=own)
     own = dict(own)

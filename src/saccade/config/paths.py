@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.plugins import get_file
+from saccade.utils.files import resolve_path
 
 FILE_KEYS = (
     "model.path",
@@ -34,7 +35,7 @@ def relativize_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     >>> relativize_paths({"data": {"train": "/r/a.jsonl", "test": "/b.jsonl"}}, Path("/r"))
     {'data': {'train': 'a.jsonl', 'test': '/b.jsonl'}}
     """
-    root = folder.resolve()
+    root = resolve_path(folder)
 
     def relativize(path: str) -> str:
         is_inside = os.path.isabs(path) and Path(os.path.normpath(path)).is_relative_to(root)

@@ -43,6 +43,8 @@ def _check_cluster_address(address: str) -> str:
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 SampleCount = Annotated[int, Field(ge=1, le=10_000)]  # of a task; each is planned before the first one starts
+FileCount = Annotated[int, Field(ge=1, le=1_000_000)]  # of generated videos or images
+StepCount = Annotated[int, Field(ge=1, le=1_000_000)]  # of a training
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -161,14 +163,14 @@ class SyntheticImageConfig(Section):
     With `synthetic.media=image` all other keys of `synthetic` but the split sizes and `demonstrations` are ignored.
     """
 
-    image_size: PositiveInt = 320  # side of an image, pixels
+    image_size: Annotated[int, Field(ge=1, le=8192)] = 320  # side of an image, pixels
     object_scale: Annotated[float, Field(gt=0, lt=1)] = 0.1  # side of an object, fraction of the image's side
     symbol_scale: Annotated[float, Field(gt=0, lt=1)] = 0.4  # height of a symbol, fraction of its object's side
     objects: IntRange = (2, 4)  # minimum and maximum number of objects per image
     distractors: NonNegativeInt = 0  # white discs with symbols that no question is about, per image
     tasks_per_image: PositiveInt = 8  # questions per image
     # additional training images filled with a grid of objects, for auxiliary demonstrations, per training image
-    grid_images: NonNegativeFloat = 0.0
+    grid_images: Annotated[float, Field(ge=0, le=100)] = 0.0
     # objects per side of a grid image; choose it so that the overview shows an object as large as a zoom does
     grid_size: Annotated[int, Field(ge=1, le=20)] = 5
     questions: tuple[ImageQuestion, ...] = ("colour", "digit", "letter", "which", "count", "where")  # question types
@@ -210,15 +212,15 @@ class SyntheticConfig(Section):
     tasks: Literal["tiling", "cue", "search", "cost", "map"] = "tiling"
     needles: NeedlesConfig = NeedlesConfig()
     image: SyntheticImageConfig = SyntheticImageConfig()
-    train: PositiveInt = 256  # videos or images in the training split
-    validation: PositiveInt = 48  # videos or images in the validation split
-    test: PositiveInt = 48  # videos or images in the test split
-    clip_seconds: PositiveFloat = 64.0  # length of a clip, seconds
+    train: FileCount = 256  # videos or images in the training split
+    validation: FileCount = 48  # videos or images in the validation split
+    test: FileCount = 48  # videos or images in the test split
+    clip_seconds: Annotated[float, Field(gt=0, le=86_400)] = 64.0  # length of a clip, seconds
     event_seconds: PositiveFloat = 2.0  # length of an event, seconds
     events: IntRange = (2, 4)  # minimum and maximum number of events per clip
     distractors: NonNegativeInt = 0  # events of other shapes that no question is about, per clip
-    frame_size: Annotated[int, Field(ge=16, multiple_of=2)] = 64  # side of a frame, pixels
-    fps: PositiveFloat = 4.0  # frame rate, frames per second
+    frame_size: Annotated[int, Field(ge=16, le=1024, multiple_of=2)] = 64  # side of a frame, pixels
+    fps: Annotated[float, Field(gt=0, le=240)] = 4.0  # frame rate, frames per second
     tasks_per_video: PositiveInt = 8  # questions per video
     questions: tuple[VideoQuestion, ...] = ("at", "after", "before", "count", "order", "when")  # question types
     # how the demonstrations find the answer: with tools, with Python, or in the prompt's frames (direct)
@@ -362,7 +364,7 @@ class ModelConfig(Section):
     family: str = "qwen3_vl"  # family of a generated tiny model and of the memory plan; a checkpoint names its own
     device: str = "cpu"  # torch device of the trainer
     dtype: Literal["float32", "bfloat16"] = "float32"  # type of the weights and activations
-    num_threads: PositiveInt = 2  # CPU threads of torch
+    num_threads: Annotated[int, Field(ge=1, le=1024)] = 2  # CPU threads of torch
     process_timeout: PositiveFloat = 600.0  # seconds that a process of several waits for the others in an operation
     # how training computes the attention of packed rows: branchwise = one call per branch, on any device; varlen = one
     # call of FlashAttention per micro-batch, on CUDA in bfloat16. Both are exact and make no mask
@@ -486,7 +488,7 @@ class CheckpointConfig(Section):
 class StageConfig(Section):
     """What SFT and RL have in common."""
 
-    steps: PositiveInt  # training steps
+    steps: StepCount  # training steps
     pack_length: PositiveInt = 1024  # length of a packed row, tokens
     micro_batch_size: PositiveInt = 8  # packed rows per forward pass
     optim: OptimizerConfig = OptimizerConfig()  # optimizer
@@ -497,9 +499,9 @@ class StageConfig(Section):
 class SftConfig(StageConfig):
     """Supervised fine-tuning on demonstrations."""
 
-    steps: PositiveInt = 400  # optimizer steps
+    steps: StepCount = 400  # optimizer steps
     save_every: PositiveInt = 100
-    tokens_per_step: PositiveInt = 4096  # batch size, packed tokens
+    tokens_per_step: Annotated[int, Field(ge=1, le=2**24)] = 4096  # batch size, packed tokens
     # order of the demonstrations; shuffled_epochs = each once per epoch, in a new order for each epoch
     order: Literal["with_replacement", "shuffled_epochs"] = "with_replacement"
     # maximum number of demonstrations with the same media and frame budget that are packed together
@@ -609,7 +611,7 @@ class KlConfig(Section):
 class RlConfig(StageConfig):
     """Reinforcement learning."""
 
-    steps: PositiveInt = 100  # training steps, one rollout batch each
+    steps: StepCount = 100  # training steps, one rollout batch each
     save_every: PositiveInt = 20
     prompts_per_step: PositiveInt = 8  # prompts, and thus groups, per step
     group_size: Annotated[int, Field(ge=2)] = 8  # episodes per group; advantages compare them, so at least 2

@@ -41,6 +41,11 @@ DEMONSTRATION_COLUMNS = {
     "is_auxiliary": "boolean",
     "results": "string",
 }
+# The options, besides the settings, by which commands name these files.
+DATA_OPTIONS = {
+    "data.test": ", or give --tasks to `saccade eval`, or --data to `saccade train`",
+    **dict.fromkeys(("data.train", "data.validation", "data.demonstrations"), ", or give --data"),
+}
 JSON_COLUMNS = ("media", "ground_truth", "extras", "results")
 
 
@@ -59,7 +64,7 @@ def load_recipe_data(
                 if get_file(name):
                     register_file(name)
     if not file:
-        raise DataError(f"the recipe names no {key}; give --data, or set {key}=FILE", key=key, value=file)
+        raise DataError(f"the recipe names no {key}; set {key}=FILE{DATA_OPTIONS.get(key, '')}", key=key, value=file)
     media_root = folder / recipe.data.media_root if recipe.data.media_root else None
     load: Any = load_demonstrations if item_type is Demonstration else load_tasks
     return load(folder / file, media_root=media_root, limit=limit)

@@ -25,6 +25,7 @@ from saccade.data.source_row import SourceRow, iterate_rows_with_errors, store_m
 from saccade.errors import DataError, SaccadeError
 from saccade.media.relocation import map_media_paths
 from saccade.types import Demonstration, Task
+from saccade.utils.files import resolve_path
 from saccade.utils.jsonl import encode_json_line, relativize_path, require_file, write_jsonl
 
 Importer = Callable[[SourceRow], Iterator[Task | Demonstration]]
@@ -214,7 +215,7 @@ class _ImportJob:
         return items
 
     def save_media(self, content: bytes) -> str:
-        return str(store_media_file(content, self.target.with_name(f"{self.target.name}.media").resolve()))
+        return str(store_media_file(content, resolve_path(self.target.with_name(f"{self.target.name}.media"))))
 
 
 def _hash_id(task_id: str) -> bytes:

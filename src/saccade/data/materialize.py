@@ -18,7 +18,7 @@ from typing import Any
 from saccade.data import parquet
 from saccade.data.importer import get_archive_folder
 from saccade.errors import DataError
-from saccade.utils.files import write_atomically, write_text
+from saccade.utils.files import resolve_path, write_atomically, write_text
 from saccade.utils.jsonl import require_file
 
 MEDIA_PREFIXES = ("longvt_source/", "museg/charades/", "museg/et_instruct_164k/", "selfqa/")
@@ -116,7 +116,7 @@ def materialize(
             raise DataError(f"{source}: the name must end in one of {', '.join(SUFFIXES)}", key=str(source))
         if names[source.name] > 1:
             raise DataError(f"{source}: two files with the same name can't be written to one folder", key=str(source))
-        if folder.resolve() == source.parent.resolve():
+        if resolve_path(folder) == resolve_path(source.parent):
             raise DataError(f"{source}: it would be overwritten; give --out another folder", key=str(source))
     if not reverse and not os.path.isdir(local):
         problem = "there is no such folder; give --root the folder of the unpacked archives"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from saccade.errors import ConfigError, ModelError, convert_errors
 from saccade.models.checkpoint_files import ADAPTERS_FILE
+from saccade.utils.files import resolve_path
 from saccade.utils.hashing import derive_seed
 
 _LORA_INFIX = ".lora_"
@@ -65,7 +66,7 @@ def is_adapter_weight(name: str) -> bool:
 
 def save_adapters(weights: Mapping[str, Tensor], folder: Path, base_folder: Path) -> None:
     """Write adapters by name into a checkpoint folder, with the path of the base weights that they adapt."""
-    relative = os.path.relpath(base_folder, folder.resolve())  # stays valid if a run that contains both is moved
+    relative = os.path.relpath(base_folder, resolve_path(folder))  # stays valid if a run that contains both is moved
     contiguous = {name: value.contiguous() for name, value in weights.items()}
     metadata = {_BASE_FOLDERS_KEY: json.dumps([str(base_folder), relative])}
     save_file(contiguous, folder / ADAPTERS_FILE, metadata=metadata)
@@ -109,7 +110,7 @@ def restore_adapters(model: nn.Module, folder: Path, load_model: Callable[[Path]
     """
     path = folder / ADAPTERS_FILE
     if not path.is_file():
-        return folder.resolve()
+        return resolve_path(folder)
     saved, base = read_adapters(folder)
     adapters = get_adapter_weights(model)
     for problem, first, second in (("lacks", adapters, saved), ("has surplus", saved, adapters)):
@@ -127,7 +128,7 @@ def restore_adapters(model: nn.Module, folder: Path, load_model: Callable[[Path]
     for name, value in saved.items():
         adapters[name].copy_(value)
     base_weights: dict[str, Tensor] = {}
-    if (base / "config.json").is_file() and base != folder.resolve():
+    if (base / "config.json").is_file() and base != resolve_path(folder):
         fix = f"delete it to recover the base weights from those in {folder} instead"
         with convert_errors(ModelError, f"{base} can't be read; {fix}"):
             base_weights = load_model(base).state_dict()
@@ -143,7 +144,7 @@ def _find_base_folder(metadata: Mapping[str, str], folder: Path) -> Path:
     """Return the folder of the base weights: by the relative path if it exists, else by the absolute path."""
     try:
         absolute, relative = json.loads(metadata[_BASE_FOLDERS_KEY])
-        beside = (folder.resolve() / relative).resolve()
+        beside = resolve_path(resolve_path(folder) / relative)
         return beside if (beside / "config.json").is_file() else Path(absolute)
     except (KeyError, TypeError, ValueError):
         return folder

@@ -13,6 +13,7 @@ from saccade.config.load import read_yaml
 from saccade.errors import DataError, SaccadeError
 from saccade.evaluation.judge_results import list_results_files
 from saccade.metrics.metric_log import read_metric_rows
+from saccade.utils.files import resolve_path
 from saccade.utils.jsonl import read_json
 
 RECIPE_FILE = "recipe.yaml"
@@ -40,7 +41,7 @@ def find_runs(paths: Sequence[Path]) -> Iterator[tuple[Path, str]]:
     """Yield each run at or below the paths, and its name: the path from the given one."""
     for given in paths:
         if (given / RECIPE_FILE).is_file():
-            yield given, given.resolve().name
+            yield given, resolve_path(given).name
             continue
         level = [given]
         for _ in range(MAX_DEPTH):

@@ -29,7 +29,7 @@ from saccade.runs.report import read_any_evaluations
 from saccade.runs.run_folder import Run
 from saccade.runs.validation import STAGE_SUFFIX
 from saccade.training.checkpoint import LAST_STEP, Checkpoint, find_checkpoint, list_checkpoints
-from saccade.utils.files import convert_file_errors, write_folder_atomically
+from saccade.utils.files import convert_file_errors, resolve_path, write_folder_atomically
 from saccade.utils.jsonl import read_json
 
 _STAGES = ("rl", "sft")  # the last one trained first
@@ -46,7 +46,7 @@ def export_checkpoint(
     target that isn't empty, and if it can't be written: then nothing is left of it. Raises ModelError for a checkpoint
     whose files have changed.
     """
-    run, target = Run.open(folder), target.resolve()
+    run, target = Run.open(folder), resolve_path(target)
     stage = _find_stage(run, stage)
     checkpoint = find_checkpoint(run.path / stage, step)
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
@@ -108,7 +108,7 @@ def _describe(run: Run, stage: str, checkpoint: Checkpoint, *, is_adapter: bool)
     scorecards = read_scorecards(run.path) if has_scorecards else {}
     validations = [row for row in run.read_metrics(f"{stage}{STAGE_SUFFIX}") if row["step"] == checkpoint.step]
     return ModelCard(
-        run=run.path.resolve().name,
+        run=resolve_path(run.path).name,
         stage=stage,
         step=checkpoint.step,
         recipe=run.recipe,

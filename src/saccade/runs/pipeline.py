@@ -56,7 +56,7 @@ from saccade.training.episode_log import EpisodeWriter
 from saccade.training.validation import ValidationSchedule
 from saccade.types import Demonstration, Task
 from saccade.utils.async_utils import hide_interrupted_tasks, keep_collections_short
-from saccade.utils.files import convert_file_errors, create_folder
+from saccade.utils.files import convert_file_errors, create_folder, resolve_path
 from saccade.utils.jsonl import relativize_path
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ def with_paths(
 
 
 def _format_path(path: Path, folder: Path | None) -> str:
-    root = None if folder is None else folder.resolve()
-    return relativize_path(root or Path(), str(path.resolve()), root)
+    root = None if folder is None else resolve_path(folder)
+    return relativize_path(root or Path(), str(resolve_path(path)), root)
 
 
 def find_newest_weights(run_folder: Path, stage: str | None = None) -> Path | None:
@@ -147,7 +147,7 @@ def find_default_recipe(model: str | Path) -> tuple[str, tuple[str, ...]]:
     """
     if is_address(model):
         return "paravt/para_grpo", ()
-    for folder in (Path(model), *Path(model).resolve().parents[:2]):
+    for folder in (Path(model), *resolve_path(model).parents[:2]):
         if (folder / "recipe.yaml").is_file():
             return str(folder / "recipe.yaml"), ()
     if (Path(model) / EXPORTED_RECIPE).is_file():
@@ -456,7 +456,7 @@ def _load_demonstrated_tasks(folder: Path, recipe: Recipe) -> list[Task]:
     if not recipe.validation.every:
         return []
     runs, source = [Run(path=folder, recipe=recipe)], _find_run(folder / recipe.model.path)
-    if source is not None and source.path != folder.resolve():
+    if source is not None and source.path != resolve_path(folder):
         runs.append(source)
     items: list[Demonstration] = []
     for run in runs:
@@ -468,7 +468,7 @@ def _load_demonstrated_tasks(folder: Path, recipe: Recipe) -> list[Task]:
 
 def _find_run(weights: Path) -> Run | None:
     """Return the run of a checkpoint; None if it belongs to none, or to one whose demonstrations are gone."""
-    folder = weights.resolve().parent.parent
+    folder = resolve_path(weights).parent.parent
     if not (folder / "recipe.yaml").is_file():
         return None
     run = Run.open(folder)
@@ -547,7 +547,7 @@ def _train_stage(
             key=str(last.folder),
         ) from error
 
-    components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
+    components.media.generated_dir = str(resolve_path(folder) / IMAGES_FOLDER)
     components = connect_launcher(components, folder)
     trace = _plan_trace(stage_name, recipe, run, last, profile_step)
     run.mark_begun(stage_name)

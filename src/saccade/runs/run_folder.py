@@ -22,7 +22,7 @@ from saccade.config.paths import list_plugin_files, relativize_paths, resolve_pa
 from saccade.config.schema import Recipe
 from saccade.errors import DataError, RunError, convert_errors
 from saccade.metrics.metric_log import read_metric_rows
-from saccade.utils.files import convert_file_errors, create_folder, write_atomically, write_text
+from saccade.utils.files import convert_file_errors, create_folder, resolve_path, write_atomically, write_text
 from saccade.utils.jsonl import append_jsonl, read_json, write_jsonl
 from saccade.utils.versions import collect_versions
 
@@ -30,6 +30,7 @@ from saccade.utils.versions import collect_versions
 # how many groups are sampled. Every other key changes what is trained: the filters and ranks choose what is
 # trained on; `rl.max_staleness` and `rl.selection.over_provision` choose how stale groups may be and whether slow ones
 # are dropped. Other tasks or settings of the validation would give scores that can't be compared with earlier ones.
+LAST_SECTION = tuple(Recipe.model_fields)[-1]
 PLUGINS_FOLDER = "plugins"
 RESUMABLE_KEYS = (
     "loggers",
@@ -102,7 +103,11 @@ class Run:
         """Open an existing run with the recipe in its folder."""
         if not (Path(path) / "recipe.yaml").is_file():
             raise RunError(f"there is no run at {path}: it has no recipe.yaml", key=str(path))
-        return cls(path=Path(path), recipe=load_recipe(str(Path(path) / "recipe.yaml")))
+        recipe = load_recipe(str(Path(path) / "recipe.yaml"))
+        if LAST_SECTION not in recipe.model_fields_set:
+            message = f"{Path(path) / 'recipe.yaml'} is cut off: a run's recipe has every section; restore it"
+            raise RunError(message, key=str(path))
+        return cls(path=Path(path), recipe=recipe)
 
     def diff_recipe(self, resumable_keys: Collection[str] = RESUMABLE_KEYS) -> dict[str, tuple[Any, Any]]:
         """Return (before, now) of each changed key. Raises RunError for a key outside `resumable_keys`.
@@ -111,7 +116,7 @@ class Run:
         """
         differences = {}
         before, now = (
-            relativize_paths(resolve_paths(recipe.model_dump(mode="json"), self.path.resolve()), self.path)
+            relativize_paths(resolve_paths(recipe.model_dump(mode="json"), resolve_path(self.path)), self.path)
             for recipe in (Run.open(self.path).recipe, self.recipe)
         )
         for key, old, new in _iterate_differences(before, now, ""):

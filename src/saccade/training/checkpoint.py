@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # reports list checkpoints without torch
     from saccade.training.distributed.backbone import DividedOptimizer
     from saccade.training.optimizer import Optimizer
 
+STATE_FILE = "trainer_state.json"
 KEEP_FILE = "keep"  # a checkpoint that contains this file is never deleted
 BEST_LINK = "best"
 LAST_STEP = "last"
@@ -52,8 +53,26 @@ class Checkpoint:
         with read_boundary(self.folder):
             verify_checksums(self.folder)
             optimizer.restore(self.folder)
-            trainer_state: dict[str, Any] = json.loads((self.folder / "trainer_state.json").read_text())
-        return trainer_state
+            return self._read_state()
+
+    def require_step(self) -> None:
+        """Raise RunError if the folder was renamed to another step; weights without a readable state pass."""
+        try:
+            state = self._read_state()
+        except (OSError, ValueError):  # `restore` refuses them
+            return
+        if state.get("step", self.step) != self.step:  # earlier versions wrote none
+            raise RunError(
+                f"the checkpoint {self.folder} is that of step {state['step']}; give its folder that name again",
+                key=str(self.folder),
+                value=state["step"],
+            )
+
+    def _read_state(self) -> dict[str, Any]:
+        state = json.loads((self.folder / STATE_FILE).read_text())
+        if not isinstance(state, dict):
+            raise ValueError(f"{STATE_FILE} must hold an object")
+        return state
 
 
 @contextlib.contextmanager
@@ -111,7 +130,7 @@ def save_checkpoint(
             part_folder.mkdir(parents=True)
             backbone.save(part_folder)
             optimizer.save(part_folder)
-            (part_folder / "trainer_state.json").write_text(json.dumps(dict(trainer_state)))
+            (part_folder / STATE_FILE).write_text(json.dumps({"step": step, **trainer_state}))
             write_extra_files(part_folder)
             check_weights(part_folder)  # not shorter than its header
             write_checksums(part_folder)
@@ -168,7 +187,7 @@ def select_kept_steps(steps: Collection[int], policy: CheckpointConfig, scores: 
 
 def protect_checkpoint(folder: Path) -> None:
     """Keep a checkpoint forever, since a training starts from it; a folder without a trainer's state stays as it is."""
-    if (folder / "trainer_state.json").exists():
+    if (folder / STATE_FILE).exists():
         with contextlib.suppress(OSError):  # a folder that can't be written can't be pruned either
             (folder / KEEP_FILE).touch()
 
@@ -221,6 +240,7 @@ def find_checkpoint(folder: Path, step: str) -> Checkpoint:
     elif step != LAST_STEP:
         wanted = int(step) if step.isascii() and step.isdecimal() else -1
     if wanted in checkpoints:
+        checkpoints[wanted].require_step()
         return checkpoints[wanted]
     existing = f"it has those of the steps {', '.join(map(str, checkpoints))}" if checkpoints else "it has none"
     hint = f"; {BEST_LINK} needs validations and checkpoints.best above 0" if step == BEST_LINK else ""
@@ -228,6 +248,9 @@ def find_checkpoint(folder: Path, step: str) -> Checkpoint:
 
 
 def find_newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return the checkpoint to resume from, if there is one."""
+    """Return the checkpoint to resume from, if there is one. Raises RunError if it was renamed."""
     checkpoints = list_checkpoints(folder)
-    return checkpoints[-1] if checkpoints else None
+    if not checkpoints:
+        return None
+    checkpoints[-1].require_step()
+    return checkpoints[-1]

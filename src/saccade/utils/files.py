@@ -24,8 +24,17 @@ OS_ERROR_HINTS = {
     errno.EFBIG: f"allow larger files (ulimit -f), {RESUME_HINT}",
     errno.EROFS: "choose another folder",
     errno.EACCES: "choose another folder",
-    errno.ENOTDIR: "a part of the path is a file",
+    errno.EEXIST: "it is a file or a broken link; choose another path",
+    errno.ENOTDIR: "a part of the path is a file or a broken link",
 }
+
+
+def resolve_path(path: str | os.PathLike[str]) -> Path:
+    """Return an absolute path without symbolic links; a link to itself stays, and can't be opened later.
+
+    `Path.resolve` raises RuntimeError for such a link up to Python 3.12.
+    """
+    return Path(os.path.realpath(path))
 
 
 def write_text(path: Path, text: str) -> Path:

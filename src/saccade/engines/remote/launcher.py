@@ -26,7 +26,7 @@ from typing import Any
 from saccade.chat.renderer import load_renderer
 from saccade.errors import ConfigError, EngineError
 from saccade.models.checkpoint_files import check_weights
-from saccade.utils.files import convert_file_errors
+from saccade.utils.files import convert_file_errors, resolve_path
 from saccade.utils.http_client import fetch
 
 _WEIGHT_SYNC_MODES = ("files", "nccl")
@@ -130,9 +130,9 @@ def list_warnings(config: LaunchConfig) -> Iterator[str]:
             "This server is for evaluation only: vLLM on a CPU can't load new weights if input and output embeddings "
             "are tied (`saccade model tiny --untied` creates a model with untied ones)"
         )
-    stage = config.model.resolve().parent
+    stage = resolve_path(config.model).parent
     run = stage.parent
-    is_checkpoint = config.model.resolve().name.startswith("step-") and (run / "recipe.yaml").is_file()
+    is_checkpoint = resolve_path(config.model).name.startswith("step-") and (run / "recipe.yaml").is_file()
     if is_checkpoint and not (run / "status" / f"{stage.name}.json").exists():  # an unfinished stage
         yield (
             f"{config.model} may be deleted by its run {run}, which keeps only its two newest checkpoints per stage; "
