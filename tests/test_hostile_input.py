@@ -87,7 +87,7 @@ def test_true_is_no_number_for_a_plugin():
     [
         ("rl.group_size=1000000000", "rl.group_size"),
         ("rl.prompts_per_step=1000000000", "rl.prompts_per_step"),
-        ("rl.selection.oversample=1e300", "rl.prompts_per_step"),
+        ("rl.selection.oversample=1e300", "rl.selection.oversample"),
         ("environment.settings.max_turns=1000000000", "environment.settings.max_turns"),
         ("sft.tokens_per_step=1000000000000", "sft.tokens_per_step"),
         ("frame_budgets=[1000000000]", "num_frames"),
@@ -240,7 +240,20 @@ def test_absurd_sizes_of_synthetic_data_are_refused(tmp_path, setting, values):
         fail(ConfigError, "data", "synth", tmp_path, "synthetic.media=image", f"{key}={value}", key=key)
 
 
-@pytest.mark.parametrize("key", ["sft.steps", "sft.tokens_per_step", "rl.steps", "model.num_threads"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "sft.steps",
+        "sft.tokens_per_step",
+        "rl.steps",
+        "rl.prompts_per_step",
+        "rl.group_size",
+        "rl.selection.oversample",
+        "rl.selection.over_provision",
+        "rl.selection.round_size",
+        "model.num_threads",
+    ],
+)
 def test_absurd_sizes_of_a_training_are_refused(tmp_path, key):
     for value in (10**8, 10**21):
         fail(ConfigError, "sft", "tiny/base", f"{key}={value}", "--out", tmp_path / "run", key=key)

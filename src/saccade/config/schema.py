@@ -45,6 +45,8 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 SampleCount = Annotated[int, Field(ge=1, le=10_000)]  # of a task; each is planned before the first one starts
 FileCount = Annotated[int, Field(ge=1, le=1_000_000)]  # of generated videos or images
 StepCount = Annotated[int, Field(ge=1, le=1_000_000)]  # of a training
+PromptCount = Annotated[int, Field(ge=1, le=1_000_000)]  # of a step
+Ratio = Annotated[float, Field(ge=1, le=1000)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -110,11 +112,11 @@ def parse_section(section_type: type[S], values: Any, source: str) -> S:
 class SelectionConfig(Section):
     """How many groups are sampled for a step, and which of the groups that pass the filters are trained on."""
 
-    oversample: Annotated[float, Field(ge=1)] = 1.0  # complete groups collected per group needed, ratio
+    oversample: Ratio = 1.0  # complete groups collected per group needed, ratio
     # complete groups that every round collects, whatever is missing; null = those missing, times oversample
-    round_size: PositiveInt | None = None
+    round_size: PromptCount | None = None
     # groups started per group collected, ratio; the rest are cancelled
-    over_provision: Annotated[float, Field(ge=1)] = 1.0
+    over_provision: Ratio = 1.0
     rank_by: Literal["none", "reward_std"] = "none"  # order in which groups are chosen; reward_std = largest first
     # rounds of rollouts while groups are missing; null = until none is missing, or as many prompts as there are tasks
     # were drawn
@@ -613,8 +615,8 @@ class RlConfig(StageConfig):
 
     steps: StepCount = 100  # training steps, one rollout batch each
     save_every: PositiveInt = 20
-    prompts_per_step: PositiveInt = 8  # prompts, and thus groups, per step
-    group_size: Annotated[int, Field(ge=2)] = 8  # episodes per group; advantages compare them, so at least 2
+    prompts_per_step: PromptCount = 8  # prompts, and thus groups, per step
+    group_size: Annotated[int, Field(ge=2, le=10_000)] = 8  # episodes per group; advantages compare them, so at least 2
     # passes over a rollout batch (PPO epochs), each of one optimizer step per mini-batch; with one pass, one mini-batch
     # and rl.loss.old_logprobs=trainer the ratio is exactly 1, so clipping has no effect
     epochs_per_batch: PositiveInt = 1
