@@ -84,14 +84,19 @@ def format_table(entries: list[Mapping[str, Any]]) -> str:
             format_interval(before["accuracy"]),
             format_interval(after["accuracy"]),
             format_interval(entry["difference"], sign="+"),
-            f"{before['looking']['net_accuracy']:.2f} → {after['looking']['net_accuracy']:.2f}",
-            f"{before['looking']['hit_rate']:.2f} → {after['looking']['hit_rate']:.2f}",
-            f"{before['calls']:.2f} → {after['calls']:.2f}",
-            f"{before['visual_tokens']:.1f} → {after['visual_tokens']:.1f}",
+            format_change(before["looking"], after["looking"], "net_accuracy"),
+            format_change(before["looking"], after["looking"], "hit_rate"),
+            format_change(before, after, "calls"),
+            format_change(before, after, "visual_tokens", 1),
             f"{entry['tasks']} / {entry['clips']}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def format_change(before: Mapping[str, Any], after: Mapping[str, Any], key: str, decimals: int = 2) -> str:
+    """Format a value before and after; without calls there is no hit rate."""
+    return " → ".join(f"{entry[key]:.{decimals}f}" if key in entry else "–" for entry in (before, after))
 
 
 def format_interval(values: list[float], sign: str = "") -> str:
