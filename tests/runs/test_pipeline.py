@@ -180,11 +180,14 @@ def test_a_finished_evaluation_loads_no_model_and_parses_its_file_once(run_copy,
 
 
 @pytest.mark.slow
-def test_finished_results_are_read_without_torch(run_copy):
+def test_finished_results_are_read_without_torch(run_copy, tmp_path, tiny_folder, dataset_folder):
     folder, _ = run_copy
     before = read_results(folder)
+    by_recipe = ["eval", "tiny/base", "evaluation.limit=2", "sampling.max_tokens=8", "--model", tiny_folder]
+    by_recipe = [*map(str, by_recipe), f"--tasks={dataset_folder / 'test/tasks.jsonl'}", f"--out={tmp_path / 'home'}"]
+    good(*by_recipe)
     results = str(folder / "evaluations" / "test.jsonl")
-    commands = [["eval", str(folder)], ["report", str(folder)], ["eval", "compare", results, results]]
+    commands = [["eval", str(folder)], ["report", str(folder)], ["eval", "compare", results, results], by_recipe]
     code = (
         "import json, sys; sys.modules |= {'torch': None, 'transformers': None}\n"  # an import of them is an error
         "from saccade.cli.app import app\n"

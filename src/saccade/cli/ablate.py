@@ -65,7 +65,8 @@ def _list() -> None:
 
     table = Table(Column("set", no_wrap=True), "description", "minutes", "--quick", box=None)
     for name in list_spec_names():
-        ablations = (Ablation.from_spec(name, quick=quick, checks_recipes=False) for quick in (False, True))
+        spec = load_spec(name)
+        ablations = (Ablation.from_spec(name, spec=spec, quick=quick, checks_recipes=False) for quick in (False, True))
         minutes = (estimate_minutes(ablation.build_jobs()) for ablation in ablations)
-        table.add_row(name, escape(load_spec(name).title), *(f"{estimate:.0f}" for estimate in minutes))
+        table.add_row(name, escape(spec.title), *(f"{estimate:.0f}" for estimate in minutes))
     print_table(table)

@@ -4,7 +4,7 @@
 `saccade eval compare A B`: compare two evaluations of the same tasks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -121,12 +121,13 @@ def evaluate(
     from saccade.runs import evaluation
 
     parsed_shard = Shard.parse(shard) if shard else None
-    folder, loaded, weights = _prepare_run(run, command_line, output_folder, model)
+    folder, loaded, weights, prepare = _prepare_run(run, command_line, output_folder, model)
     config = loaded.evaluation
     if config.num_samples > 1 and not config.temperature and not config.shuffle_options:
         count = config.num_samples
         print_text(out, f"At temperature 0 a task's {count} episodes are identical; set evaluation.temperature=1")
     if bench:
+        prepare()
         copies = BenchmarkData(source=bench_data, allow_incomplete=allow_incomplete, scoring=scoring, hub_endpoint=hub)
         names, suffix = bench.split(","), name or ""
         run_benchmarks(
@@ -149,6 +150,7 @@ def evaluate(
             weights=weights,
             tasks=tasks,
             subset=Subset(shard=parsed_shard),
+            prepare=prepare,
             on_progress=lambda report: update_progress(report.done, report.accuracy_text, report.total),
         )
     print_evaluation(folder, name, scored, parsed_shard)
@@ -167,27 +169,36 @@ def _find_recipe(run_or_recipe: Path) -> str:
 
 def _prepare_run(
     run_or_recipe: Path, settings: Sequence[str], output_folder: Path, model: str | None
-) -> tuple[Path, Recipe, Path | None]:
-    """Return the run folder (that of a recipe becomes a run), recipe, and weights (None: the newest, or a server's)."""
+) -> tuple[Path, Recipe, Path | None, Callable[[], None]]:
+    """Return the run folder (that of a recipe becomes a run), recipe, weights (None: the newest, or a server's).
+
+    The last item makes the checks of a recipe before its first episode, which import torch.
+    """
+    from saccade.rollouts.components import apply_evaluation_settings, uses_chat_engine
     from saccade.runs import pipeline
 
     if run_or_recipe.is_dir():
-        return run_or_recipe, *pipeline.load_with_model(_find_recipe(run_or_recipe), settings, model)
-    from saccade.checks.run_checks import PlannedRun, require_checks, start_sandboxes
-    from saccade.rollouts.components import apply_evaluation_settings, uses_chat_engine
+        run = run_or_recipe, *pipeline.load_with_model(_find_recipe(run_or_recipe), settings, model)
+        return *run, lambda: None
 
     recipe, weights = pipeline.load_with_model(str(run_or_recipe), settings, model)
     # The run is created with the recipe's own settings; the results record those of this evaluation.
     run_recipe = pipeline.with_paths(load_recipe(str(run_or_recipe)), folder=output_folder, model=weights)
-    checked = recipe.with_values({"model.path": run_recipe.model.path})
-    has_model = not uses_chat_engine(recipe)
-    require_checks(PlannedRun(recipe=checked, folder=output_folder, stages=["eval"], has_model=has_model))
-    is_run, isolations = (
-        (output_folder / "recipe.yaml").exists(),
-        start_sandboxes(apply_evaluation_settings(run_recipe)),
-    )
-    Run.create(output_folder, run_recipe, resume=is_run, metadata=isolations)
-    return output_folder, *pipeline.load_with_model(str(output_folder / "recipe.yaml"), settings, model)
+    is_run = (output_folder / "recipe.yaml").exists()
+
+    def prepare() -> None:
+        from saccade.checks.run_checks import PlannedRun, require_checks, start_sandboxes
+
+        checked, has_model = recipe.with_values({"model.path": run_recipe.model.path}), not uses_chat_engine(recipe)
+        require_checks(PlannedRun(recipe=checked, folder=output_folder, stages=["eval"], has_model=has_model))
+        isolations = start_sandboxes(apply_evaluation_settings(run_recipe))
+        Run.create(output_folder, run_recipe, resume=is_run, metadata=isolations)
+
+    is_unchanged = is_run and not Run(path=output_folder, recipe=run_recipe).diff_recipe()
+    if not is_unchanged:
+        prepare()
+    run = output_folder, *pipeline.load_with_model(str(output_folder / "recipe.yaml"), settings, model)
+    return *run, (prepare if is_unchanged else lambda: None)
 
 
 @evaluation_app.command("merge")

@@ -45,11 +45,16 @@ def find_yaml_file(name_or_path: str, packaged: Path, *, kind: str, base_dir: Pa
         if not path.is_file():
             raise ConfigError(f"there is no {kind} file {path}", key=str(path), value=name_or_path)
         return path
-    names = list_yaml_files(packaged)
+    names = _list_packaged_files(packaged)
     if name_or_path not in names:
         message = f"there is no {kind} {name_or_path!r}; {suggest(name_or_path, names)}"
         raise ConfigError(message, key=kind, value=name_or_path)
     return packaged / f"{name_or_path}.yaml"
+
+
+@functools.cache
+def _list_packaged_files(packaged: Path) -> tuple[str, ...]:
+    return list_yaml_files(packaged)
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:

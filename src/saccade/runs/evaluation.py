@@ -66,13 +66,15 @@ def evaluate(
     subset: Subset = FULL_SET,
     max_concurrency: int = 512,
     is_connected: bool = False,
+    prepare: Callable[[], None] = lambda: None,
     on_progress: Callable[[evaluation_runner.Progress], None],
 ) -> list[ScoredEpisode]:
     """Evaluate weights (a run's newest by default) on a `subset` of tasks (of the recipe's test split by default).
 
     `named_score_fn`, a name and a function, replaces the recipe's rewards; the results record the name of the
-    `benchmark`; `is_connected`: whether `connect_server` has already returned this recipe. At most `max_concurrency`
-    episodes run at a time. The episodes are written to `folder/evaluations/<name>.jsonl`, from which an interrupted
+    `benchmark`; `is_connected`: whether `connect_server` has already returned this recipe. `prepare` is called before
+    the model is loaded, unless an earlier call finished the evaluation. At most `max_concurrency` episodes run at a
+    time. The episodes are written to `folder/evaluations/<name>.jsonl`, from which an interrupted
     evaluation resumes. Raises DataError for a name that can't be a file's and for no tasks, and RunError if no episode
     could be graded or every episode failed.
     """
@@ -101,6 +103,7 @@ def evaluate(
         )
         scored = evaluation_runner.find_finished(tasks, sampling=sampling, **evaluation)
         if scored is None:
+            prepare()
             components = load_components(recipe, checkpoint)
             components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
             components = connect_launcher(components, folder, has_rewards=named_score_fn is None)

@@ -550,8 +550,8 @@ def _train_stage(
     components.media.generated_dir = str(resolve_path(folder) / IMAGES_FOLDER)
     components = connect_launcher(components, folder)
     trace = _plan_trace(stage_name, recipe, run, last, profile_step)
-    run.mark_begun(stage_name)
     run.cut_metrics((stage_name, f"{stage_name}{STAGE_SUFFIX}"), last.step if last else 0)
+    run.mark_begun(stage_name)
     with convert_file_errors(folder / stage_name):
         create_folder(folder / stage_name)  # records that the stage was started
     alarms, results = AlarmMonitor(run.recipe.alarms), _replay_log(run, stage_name)

@@ -64,6 +64,7 @@ class Ablation(Section):
         cls,
         name_or_path: str,
         *,
+        spec: AblationSpec | None = None,
         quick: bool = False,
         settings: Sequence[str] = (),
         seeds: int | None = None,
@@ -72,9 +73,10 @@ class Ablation(Section):
     ) -> "Ablation":
         """Build the ablation of a spec. Raises ConfigError for a spec, condition or setting that can't be used.
 
-        Without `checks_recipes`, as for a list of the sets, no plugin is imported.
+        `spec` is that of the name, if it is already loaded. Without `checks_recipes`, as for a list of the sets, no
+        plugin is imported.
         """
-        spec = load_spec(name_or_path)
+        spec = spec or load_spec(name_or_path)
         seeds = (1 if quick else DEFAULT_NUM_SEEDS) if seeds is None else seeds
         if seeds < 1:
             raise ConfigError(f"--seeds can't be {seeds}: a comparison needs at least 1", key="--seeds", value=seeds)
