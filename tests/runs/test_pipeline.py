@@ -210,8 +210,26 @@ def test_changed_weights_are_rejected(run_copy):
     save_file(tensors, file, metadata={"format": "pt"})
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert file.stat().st_size == status.st_size
+    fail(ModelError, "eval", folder, key=file)
+    (weights / "checksums.json").unlink()  # those of a change that is meant
     fail(RunError, "eval", folder, key=folder / "evaluations" / "test.jsonl", value=("weights",))
     assert read_results(folder) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"])
+def test_a_changed_byte_of_a_checkpoint_is_refused_before_it_is_used(run_copy, tmp_path, dataset_folder, name):
+    folder, weights = run_copy
+    file, clip = weights / name, next((dataset_folder / "test" / "clips").iterdir())
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    fail(ModelError, "eval", folder, "--name=new", key=file)
+    fail(ModelError, "ask", "Why?", "--model", folder, "--video", clip, key=file)
+    fail(ModelError, "export", folder, tmp_path / "out", key=file)
+    file.unlink()
+    if name == "chat_template.jinja":  # without the others the folder isn't a model
+        fail(ModelError, "export", folder, tmp_path / "out", key=file)
 
 
 @pytest.mark.slow

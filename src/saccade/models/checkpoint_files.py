@@ -110,6 +110,17 @@ def verify_checksums(folder: Path, names: Collection[str] | None = None) -> None
             )
 
 
+def verify_model_files(folder: Path) -> None:
+    """Raise ModelError for the first file that affects the model's output and isn't as it was written.
+
+    These are the files that `compute_checkpoint_digest` reads, which a process reads once. A folder without checksums,
+    such as a published model's, passes.
+    """
+    if (folder / CHECKSUMS_FILE).exists():
+        names = {name for name in read_checksums(folder) if "/" not in name and name not in IGNORED_FILES}
+        verify_checksums(folder, {name for name in names if Path(name).suffix in HASHED_SUFFIXES})
+
+
 def read_checksums(folder: Path) -> dict[str, Checksum]:
     """Return the checksums of a checkpoint's files by name. Raises ModelError if they can't be read."""
     path = folder / CHECKSUMS_FILE

@@ -212,7 +212,7 @@ def read_reward_weights(recipe_file: Path) -> dict[str, float]:
 
 def collect_metadata(folder: Path) -> dict[str, Any]:
     """Return seed, versions and machine of the last invocation, and each stage's wall time by its status or steps."""
-    path, hint = folder / "invocations.json", "restore the file: the run needs it to resume"
+    path, hint = folder / "invocations.json", "delete it to continue without the record of earlier invocations"
     invocations = (read_json(path, list[dict[str, Any]], hint=hint) if path.exists() else []) or [{}]
     metadata = {key: value for key, value in invocations[-1].items() if value is not None}
     if "commit" in metadata:
@@ -221,6 +221,7 @@ def collect_metadata(folder: Path) -> dict[str, Any]:
         metadata["invocations"] = len(invocations)
     wall_times = {stage: sum(map(_compute_step_seconds, rows)) for stage, rows in read_metrics(folder).items()}
     for path in sorted(folder.glob("status/*.json")):
+        hint = "delete it, and repeat the command that wrote it with --resume"
         seconds = read_json(path, dict[str, Any], hint=hint).get("seconds")
         wall_times |= {path.stem: seconds} if isinstance(seconds, int | float) else {}
     metadata |= {f"{stage}, wall time": format_duration(value) for stage, value in wall_times.items() if value > 0}

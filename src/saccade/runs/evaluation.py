@@ -33,7 +33,7 @@ from saccade.evaluation.shards import get_results_path, get_shard_file, list_sha
 from saccade.evaluation.subset import FULL_SET, Shard, Subset, read_stratified_weights
 from saccade.media import hashing
 from saccade.metrics.episode_metrics import has_failed
-from saccade.models.checkpoint_files import compute_checkpoint_digest
+from saccade.models.checkpoint_files import compute_checkpoint_digest, verify_model_files
 from saccade.protocols import ScoreFn
 from saccade.rollouts.components import apply_evaluation_settings, uses_chat_engine
 from saccade.rollouts.ray.launcher import connect_launcher
@@ -278,10 +278,15 @@ def check_option_shuffle(recipe: Recipe, benchmark: Benchmark) -> None:
 
 
 def resolve_weights(folder: Path, recipe: Recipe, weights: Path | None) -> Path | None:
-    """Return the weights (a run's newest by default), None for a chat API; raise ConfigError or RunError."""
+    """Return the weights (a run's newest by default), None for a chat API.
+
+    Raises ConfigError, RunError, and ModelError for a checkpoint whose files have changed.
+    """
     if not uses_chat_engine(recipe):
         newest = None if weights else find_newest_weights(folder)
-        return resolve_checkpoint(weights) if weights else newest or resolve_model_path(folder, recipe)
+        checkpoint = resolve_checkpoint(weights) if weights else newest or resolve_model_path(folder, recipe)
+        verify_model_files(checkpoint)
+        return checkpoint
     if weights:
         message = f"the engine {recipe.engine.name} queries its server, which can't load {weights}; leave out --model"
         raise ConfigError(message, key="engine.name", value=recipe.engine.name)

@@ -21,6 +21,7 @@ from saccade.models.checkpoint_files import (
     compute_checkpoint_digest,
     list_model_files,
     verify_checksums,
+    verify_model_files,
 )
 from saccade.reporting.model_card import ModelCard, format_model_card
 from saccade.reporting.run_report import collect_metadata
@@ -81,6 +82,8 @@ def _find_stage(run: Run, stage: str) -> str:
 
 def _write_model(checkpoint: Checkpoint, part: Path, *, adapter: bool) -> None:
     files = list_model_files(checkpoint.folder)
+    if not adapter:
+        verify_model_files(checkpoint.folder)
     if adapter:
         files = [path for path in files if not _is_of_weights(path)]
     verify_checksums(checkpoint.folder, {path.name for path in files} | ({ADAPTERS_FILE} if adapter else set()))

@@ -29,6 +29,7 @@ from saccade.data.synthetic.dataset import SPLITS, ValidationReport
 from saccade.data.synthetic.generate import FRAME_BUDGETS
 from saccade.environments.task_environments import TaskEnvironments
 from saccade.errors import ConfigError, DataError, ModelError, RunError, convert_errors
+from saccade.models.checkpoint_files import verify_model_files
 from saccade.protocols import ChatEngine
 from saccade.reporting.loggers.dispatch import open_loggers
 from saccade.rollouts.components import (
@@ -175,7 +176,10 @@ def load_for_inference(model: str | Path, *, recipe: str = "", settings: Sequenc
     name, overrides = (recipe, ()) if recipe else find_default_recipe(model)
     loaded, weights = load_with_model(name, [*overrides, *settings], str(model))
     used = remove_rewards(apply_evaluation_settings(loaded))
-    return load_components(connect_server(used), weights and resolve_checkpoint(weights))
+    checkpoint = weights and resolve_checkpoint(weights)
+    if checkpoint:
+        verify_model_files(checkpoint)
+    return load_components(connect_server(used), checkpoint)
 
 
 def load_training_components(recipe: Recipe, weights: Path) -> TrainingComponents:
