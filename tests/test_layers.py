@@ -39,7 +39,7 @@ OWNERS = {
     "av": ("media.video", "data.synthetic.video_writer"),
     "yaml": ("config.load",),
     "typer": ("cli",),
-    "rich": ("cli", "reporting.console"),
+    "rich": ("cli", "reporting.console", "reporting.training_view"),
     "matplotlib": (
         "reporting.plots",
         "sandbox.figure_capture",

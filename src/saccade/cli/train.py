@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from saccade.cli.evaluate import print_evaluation
-from saccade.cli.terminal import ModelPath, RecipeName, Settings, out, show_progress
+from saccade.cli.terminal import ModelPath, RecipeName, Settings, err, out, show_progress
 from saccade.config.load import load_recipe
 from saccade.config.schema import Recipe
-from saccade.reporting.console import format_step, format_validation, print_text
+from saccade.reporting.console import print_text
 
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")]
 AcceptOption = Annotated[
@@ -53,7 +53,7 @@ def build_stage_command(stage: str) -> Callable[..., None]:
                 "sft": functools.partial(api.sft, on_message=functools.partial(print_text, out)),
                 "rl": api.rl,
             }
-            with _show_stage(loaded, stage) as (on_step, on_validation):
+            with _show_stage(loaded, stage, folder) as (on_step, on_validation):
                 weights = train_fns[stage](
                     loaded,
                     out=folder,
@@ -103,7 +103,7 @@ def train(
                 names,
                 resume=resume,
                 accept_changed_data=accept_changed_data,
-                start_stage=lambda name, steps: stack.enter_context(_show_stage(filled, name)),
+                start_stage=lambda name, steps: stack.enter_context(_show_stage(filled, name, folder)),
             )
     print_text(out, f"wrote {weights}")
     if "eval" in names:
@@ -131,13 +131,12 @@ def _join_processes(recipe: Recipe, num_processes: int | None) -> Iterator[bool]
 
 
 @contextlib.contextmanager
-def _show_stage(recipe: Recipe, stage: str) -> Iterator[tuple[OnStep, OnStep]]:
-    """Show a stage's progress; yield its callbacks for steps and for validations."""
+def _show_stage(recipe: Recipe, stage: str, folder: Path) -> Iterator[tuple[OnStep, OnStep]]:
+    """Show a stage's progress and warnings; yield its callbacks for steps and for validations."""
+    from saccade.reporting.training_view import show_training, summarize_warnings
+
     reward_terms = [recipe.rewards, *(config.rewards for config in recipe.environments.values())]
     is_graded = any(term.correct for terms in reward_terms for term in terms.values())
     steps = {"sft": recipe.sft.steps, "rl": recipe.rl.steps}[stage]
-    with show_progress(stage, steps) as update_progress:
-        yield (
-            lambda step, metrics: update_progress(step, format_step(metrics, is_graded=is_graded)),
-            lambda step, metrics: print_text(out, f"{stage}: {format_validation(step, metrics)}"),
-        )
+    with summarize_warnings(err), show_training(out, stage, steps, folder, is_graded=is_graded) as callbacks:
+        yield callbacks

@@ -82,7 +82,7 @@ def _collect_answers(library: Library, name: str, rows: Sequence[Mapping[str, An
     yield _name("tables", run), library.build_tables(name)
     yield _name("benchmarks", run), library.build_benchmarks(name)
     index = library.get(name).index
-    yield _name("facets", run), index.list_facets()
+    yield _name("facets", run), library.list_facets(name)
     steps = index.list_steps()
     yield _name("steps", run), steps
     for step in [step["step"] for step in steps if step["stage"] == "rl"][-MAX_ADVANTAGE_STEPS:]:

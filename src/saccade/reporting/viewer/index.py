@@ -300,6 +300,11 @@ class EpisodeIndex:
         rows = self._select("SELECT count(*) FROM episodes")
         return rows[0][0] if rows else 0
 
+    def get_stamp(self) -> tuple[int, int]:
+        """Return what changes whenever episodes are added or deleted."""
+        rows = self._select("SELECT count(*), coalesce(max(id), 0) FROM episodes")
+        return tuple(rows[0]) if rows else (0, 0)
+
     def list_facets(self) -> dict[str, list[tuple[str, int]]]:
         """Return the values of each facet with their numbers of episodes, the most frequent first."""
         return {

@@ -289,6 +289,14 @@ class Library:
             ],
         }
 
+    def list_facets(self, name: str) -> dict[str, list[tuple[str, int]]]:
+        """Return the values of each facet of a run's episodes, with their numbers of episodes."""
+        index = self.get(name).index
+        facets: dict[str, list[tuple[str, int]]] = self._results.keep(
+            ("facets", self.get(name).folder), index.get_stamp(), index.list_facets
+        )
+        return facets
+
     # ---- episodes --------------------------------------------------------------------------------------------------
 
     def read(self, name: str, ref: str) -> tuple[StoredEpisode, dict[str, Any]]:

@@ -116,7 +116,7 @@ class Viewer:
             "tables": lambda request: self._library.build_tables(_get(request, "run")),
             "differences": lambda request: self._library.find_differences(request.query_params.getlist("run")),
             "benchmarks": lambda request: self._library.build_benchmarks(_get(request, "run")),
-            "facets": lambda request: self._library.get(_get(request, "run")).index.list_facets(),
+            "facets": lambda request: self._library.list_facets(_get(request, "run")),
             "steps": lambda request: self._library.get(_get(request, "run")).index.list_steps(),
             "episodes": self._list_episodes,
             "position": self._find_position,
