@@ -41,6 +41,7 @@ OWNERS = {
     "typer": ("cli",),
     "rich": ("cli", "reporting.console", "reporting.training_view"),
     "matplotlib": (
+        "reporting.pdf",
         "reporting.plots",
         "sandbox.figure_capture",
     ),  # the last: of model-written code

@@ -301,7 +301,7 @@ def test_an_alarm_stops_with_a_checkpoint_and_an_exit_code(tmp_path, tiny_folder
     start = ["sft", "tiny/para_grpo", *settings, "--model", tiny_folder, "--data", dataset_folder, "--out", folder]
     done = run(*start, f"alarms={{high: {rule}}}")
     assert done.exit_code == 3, done.output
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.count("\n") == 2  # the warning and the error
     assert [path.name for path in (folder / "sft").iterdir()] == ["step-000003"]
     assert not Run.open(folder).is_done("sft")
     rows = Run.open(folder).read_metrics("sft")

@@ -25,10 +25,10 @@ from saccade.cli.recipes import recipes_app
 from saccade.cli.serve import serve
 from saccade.cli.terminal import (
     MODEL_OR_SERVER,
-    RunFolder,
     Settings,
     complete_recipe,
     complete_recipe_or_setting,
+    complete_run,
     err,
     out,
     print_tables,
@@ -201,15 +201,24 @@ def generate_dataset(
 
 @app.command()
 def report(
-    run: RunFolder,
-    page: Annotated[Path | None, typer.Option("--out", help="The page to write; RUN/report.html by default.")] = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.", autocompletion=complete_run)],
+    page: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="A file .html, .md or .pdf to write; RUN/report.html by default."),
+    ] = None,
 ) -> None:
-    """Write one self-contained page about a run, finished or not: progress, alarms, validations, evaluations, curves,
-    episodes.
-    """
-    from saccade.runs.report import report_run
+    """Write a report about a run, finished or not: progress, alarms, validations, evaluations, curves, episodes, cost.
 
-    print_text(out, f"wrote {report_run(run, page)}")
+    Of several runs it compares recipes, accuracy, curves and cost; they need --out.
+    """
+    from saccade.runs.report import report_run, report_runs
+
+    if len(runs) == 1:
+        print_text(out, f"wrote {report_run(runs[0], page)}")
+        return
+    if page is None:
+        raise RunError("a report of several runs needs a file; give --out FILE.html", key="--out")
+    print_text(out, f"wrote {report_runs(runs, page)}")
 
 
 @app.command()

@@ -71,6 +71,34 @@ RESULTS_NOTE = (
 )
 
 
+def build_run_report(
+    folder: Path,
+    *,
+    evaluations: Mapping[str, Evaluation],
+    comparison: Comparison,
+    metadata: Mapping[str, Any] | None = None,
+    more_sections: Sequence[ReportSection] = (),
+) -> Report:
+    """Build the report of a run, without its examples. Raises DataError for a damaged file of the run."""
+    stages = read_metrics(folder)
+    training = build_training_tables(folder, stages)
+    return Report(
+        kind="run",
+        title=folder.resolve().name,
+        statements=summarize_findings(training, comparison),
+        metadata={**(metadata or {}), **collect_metadata(folder)},
+        warnings=() if stages or evaluations else (EMPTY_RUN_WARNING,),
+        sections=(
+            *training,
+            *build_results(comparison),
+            *build_rollout_tables(read_newest_rollouts(folder)),
+            *build_call_tables(stages.get("rl", ())),
+            *build_curves(stages),
+            *more_sections,
+        ),
+    )
+
+
 def write_report(
     folder: Path,
     *,
@@ -80,6 +108,7 @@ def write_report(
     load_pixels: PixelLoader | None = None,
     metadata: Mapping[str, Any] | None = None,
     page_path: Path | None = None,
+    more_sections: Sequence[ReportSection] = (),
 ) -> Path:
     """Write comparison.json, report.md and report.html into a run's folder; return the page's path.
 
@@ -92,21 +121,9 @@ def write_report(
     evaluations = read_evaluations(folder) if evaluations is None else evaluations
     comparison = comparison or compare_evaluations(evaluations)
     values = {"summaries": comparison.summaries, "changes": comparison.changes, "metadata": dict(metadata or {})}
-    recipe, stages, rollouts = folder / "recipe.yaml", read_metrics(folder), read_newest_rollouts(folder)
-    training = build_training_tables(folder, stages)
-    report = Report(
-        kind="run",
-        title=folder.resolve().name,
-        statements=summarize_findings(training, comparison),
-        metadata={**(metadata or {}), **collect_metadata(folder)},
-        warnings=() if stages or evaluations else (EMPTY_RUN_WARNING,),
-        sections=(
-            *training,
-            *build_results(comparison),
-            *build_rollout_tables(rollouts),
-            *build_call_tables(stages.get("rl", ())),
-            *build_curves(stages),
-        ),
+    recipe = folder / "recipe.yaml"
+    report = build_run_report(
+        folder, evaluations=evaluations, comparison=comparison, metadata=metadata, more_sections=more_sections
     )
     if page_path is None:
         write_json(folder / "comparison.json", values)
@@ -114,7 +131,7 @@ def write_report(
     page = render_run_page(
         report,
         evaluations={name: evaluation.scored for name, evaluation in evaluations.items()},
-        rollouts=[] if evaluations else rollouts,
+        rollouts=[] if evaluations else read_newest_rollouts(folder),
         recipe=recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else "",
         weights=read_reward_weights(recipe),
         decode=decode,
@@ -219,7 +236,7 @@ def collect_metadata(folder: Path) -> dict[str, Any]:
         metadata["commit"] = str(metadata["commit"])[:12]
     if len(invocations) > 1:
         metadata["invocations"] = len(invocations)
-    wall_times = {stage: sum(map(_compute_step_seconds, rows)) for stage, rows in read_metrics(folder).items()}
+    wall_times = {stage: sum(map(compute_step_seconds, rows)) for stage, rows in read_metrics(folder).items()}
     for path in sorted(folder.glob("status/*.json")):
         hint = "delete it, and repeat the command that wrote it with --resume"
         seconds = read_json(path, dict[str, Any], hint=hint).get("seconds")
@@ -236,7 +253,7 @@ def read_metrics(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return {stage: [rows[step] for step in sorted(rows)] for stage, rows in stages.items() if rows}
 
 
-def _compute_step_seconds(row: Mapping[str, Any]) -> float:
+def compute_step_seconds(row: Mapping[str, Any]) -> float:
     """Return the seconds of a step: "seconds" if it is logged, else the sum of "seconds/*"."""
     total = row.get("seconds")
     parts = [total] if total is not None else [value for key, value in row.items() if key.startswith("seconds/")]

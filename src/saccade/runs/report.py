@@ -1,15 +1,18 @@
-"""Write the page of any run: of SFT, RL or evaluations, finished or not."""
+"""Write the report of any run, or of several: of SFT, RL or evaluations, finished or not."""
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from saccade.chat.renderer import load_renderer
 from saccade.config.load import resolve_model_path
 from saccade.errors import DataError, ModelError, RunError
-from saccade.evaluation.compare import Evaluation, read_evaluations
+from saccade.evaluation.compare import Evaluation, compare_evaluations, read_evaluations
 from saccade.media.cache import CachingMediaLoader
+from saccade.reporting.comparison_report import build_comparison, build_cost_section, build_reproduction_section
 from saccade.reporting.episode_view import DecodeFn
-from saccade.reporting.run_report import render_episode_page, write_report
+from saccade.reporting.report import Report, format_markdown, render_template
+from saccade.reporting.run_report import build_run_report, read_metrics, render_episode_page, write_report
 from saccade.runs.pipeline import find_newest_weights, is_address, resolve_checkpoint
 from saccade.runs.run_folder import Run
 from saccade.runs.run_lock import REPORT, RunLock
@@ -18,20 +21,52 @@ from saccade.utils.files import write_text
 
 
 def report_run(folder: Path, page: Path | None = None) -> Path:
-    """Write the report of the run in `folder`, or only its page to `page`; return the page's path.
+    """Write the report of the run in `folder`, or only one file of it to `page`, by its ending; return the file's path.
 
     Without the run's tokenizer, as with a model that was moved, replies are shown as text instead of tokens. Raises
     RunError if there is no run or a file can't be written, DataError for a damaged file of the run.
     """
-    run = Run.open(folder)
+    run, evaluations = Run.open(folder), read_any_evaluations(folder)
+    own = {folder.resolve().name: folder}
+    metrics = {name: read_metrics(path) for name, path in own.items()}
+    more = (build_cost_section(metrics), build_reproduction_section(own))
+    if page is not None and page.suffix != ".html":
+        comparison = compare_evaluations(evaluations)
+        report = build_run_report(folder, evaluations=evaluations, comparison=comparison, more_sections=more)
+        return write_report_file(report, page)
     with RunLock(folder, REPORT) if page is None else contextlib.nullcontext():
         return write_report(
             folder,
-            evaluations=read_any_evaluations(folder),
+            evaluations=evaluations,
             decode=load_run_decoder(run),
             load_pixels=CachingMediaLoader().load_pixels,
             page_path=page,
+            more_sections=more,
         )
+
+
+def report_runs(folders: Sequence[Path], page: Path) -> Path:
+    """Write a report that compares runs; return its path. Raises what `report_run` raises."""
+    runs: dict[str, Path] = {}
+    for folder in folders:
+        Run.open(folder)
+        name = folder.resolve().name
+        runs[name if name not in runs else str(folder)] = folder
+    return write_report_file(build_comparison(runs), page)
+
+
+def write_report_file(report: Report, page: Path) -> Path:
+    """Write a report as HTML, Markdown or PDF, by the file's ending. Raises RunError for another one."""
+    if page.suffix == ".html":
+        return write_text(page, render_template("report.html.j2", report=report))
+    if page.suffix == ".md":
+        return write_text(page, format_markdown(report))
+    if page.suffix == ".pdf":
+        from saccade.reporting.pdf import write_pdf
+
+        return write_pdf(report, page)
+    message = f"{page} must end in .html, .md or .pdf"
+    raise RunError(message, key="--out", value=str(page))
 
 
 def write_episode_page(episode: Episode, model: str, page: Path) -> Path:

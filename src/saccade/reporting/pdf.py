@@ -1,0 +1,130 @@
+"""Write a report as a PDF: text and tables in a monospaced font, plots two in a row. Drawn by matplotlib."""
+
+import io
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+from matplotlib.backends.backend_pdf import PdfPages
+from matplotlib.figure import Figure
+
+from saccade.metrics.tables import Table
+from saccade.reporting.report import Report
+from saccade.utils.files import convert_file_errors, write_atomically
+from saccade.utils.text import escape_control_characters
+
+PAGE_SIZE = (8.27, 11.69)  # A4, in inches
+MARGIN = 0.7
+FONT_SIZE = 7.0  # points
+LINE_CHARS = 116  # of the font's characters in a line
+LINE_HEIGHT = 0.135  # inches
+PLOT_HEIGHT = 2.5
+MIN_COLUMN_CHARS = 6
+HEADING_SIZES = {1: 15.0, 2: 11.0, 3: 8.5}
+
+
+def write_pdf(report: Report, path: Path) -> Path:
+    """Write a report as a PDF of A4 pages; return its path. Raises RunError if the file can't be written."""
+    metadata = {"Title": escape_control_characters(report.title)}
+    with (
+        convert_file_errors(path),
+        write_atomically(path) as temporary,
+        PdfPages(temporary, metadata=metadata) as pages,
+    ):
+        writer = _PageWriter(pages)
+        writer.write_heading(report.title, 1)
+        for text in (*report.warnings, *(f"{label}. {text}" for label, text in report.statements.items())):
+            writer.write_text(text)
+        for key, value in report.metadata.items():
+            writer.write_text(f"{key}: {value}")
+        for section in report.sections:
+            if not section.is_shown:
+                continue
+            writer.write_heading(section.title, 2, room=1.2 if section.tables else PLOT_HEIGHT + 1.2)
+            for note in section.notes:
+                writer.write_text(note)
+            for table in (*section.tables, *(plot.numbers for plot in section.plots if plot.numbers)):
+                if table.title != section.title:
+                    writer.write_heading(table.title, 3)
+                for line in format_table(table, LINE_CHARS):
+                    writer.write_line(line)
+                writer.skip(0.1)
+            drawn = [(plot.title, plot.draw(fmt="png")) for plot in section.plots]
+            writer.write_plots([(title, png) for title, png in drawn if png])
+        writer.close()
+    return path
+
+
+class _PageWriter:
+    """Places lines and plots from the top of a page to its end, then starts another one."""
+
+    def __init__(self, pages: PdfPages) -> None:
+        self._pages, self._figure, self._y = pages, Figure(figsize=PAGE_SIZE), PAGE_SIZE[1] - MARGIN
+
+    def _require(self, height: float) -> None:
+        if self._y - height < MARGIN:
+            self.close()
+            self._figure, self._y = Figure(figsize=PAGE_SIZE), PAGE_SIZE[1] - MARGIN
+
+    def _place(self, text: str, size: float, *, left: float = 0.0, **style: Any) -> None:
+        x, y = (MARGIN + left) / PAGE_SIZE[0], self._y / PAGE_SIZE[1]
+        clean = escape_control_characters(text)
+        self._figure.text(x, y, clean, size=size, va="top", parse_math=False, **style)
+
+    def write_heading(self, text: str, level: int, room: float = 0.6) -> None:
+        size = HEADING_SIZES[level]
+        self._require(room)  # a heading isn't the last line of a page
+        self.skip(0.12)
+        for line in textwrap.wrap(text, int(700 / size)) or [""]:
+            self._place(line, size, weight="bold")
+            self._y -= size / 72 * 1.5
+
+    def write_text(self, text: str) -> None:
+        for line in textwrap.wrap(text, LINE_CHARS):
+            self.write_line(line)
+
+    def write_line(self, text: str) -> None:
+        self._require(LINE_HEIGHT)
+        self._place(text, FONT_SIZE, family="monospace")
+        self._y -= LINE_HEIGHT
+
+    def skip(self, height: float) -> None:
+        self._y -= height
+
+    def write_plots(self, plots: Sequence[tuple[str, bytes]]) -> None:
+        for number in range(0, len(plots), 2):
+            self._require(PLOT_HEIGHT + 0.3)
+            width = (PAGE_SIZE[0] - 2 * MARGIN - 0.2) / 2
+            for column, (title, png) in enumerate(plots[number : number + 2]):
+                left = column * (width + 0.2)
+                self._place(title, HEADING_SIZES[3], left=left, weight="bold")
+                bottom = self._y - 0.2 - PLOT_HEIGHT
+                box = ((MARGIN + left) / PAGE_SIZE[0], bottom / PAGE_SIZE[1])
+                axes = self._figure.add_axes((*box, width / PAGE_SIZE[0], PLOT_HEIGHT / PAGE_SIZE[1]))
+                axes.imshow(matplotlib.image.imread(io.BytesIO(png)), interpolation="antialiased")
+                axes.set_axis_off()
+            self._y -= PLOT_HEIGHT + 0.3
+
+    def close(self) -> None:
+        self._pages.savefig(self._figure)  # type: ignore[no-untyped-call]
+
+
+def format_table(table: Table, width: int) -> Iterator[str]:
+    """Yield the lines of a table in at most `width` characters; the widest columns are wrapped until it fits."""
+    rows = [list(map(str, row)) for row in (table.header, *table.rows) if any(row)]
+    if not rows:
+        return
+    count = max(map(len, rows))
+    rows = [row + [""] * (count - len(row)) for row in rows]
+    widths = [max(1, *(len(row[column]) for row in rows)) for column in range(count)]
+    while sum(widths) + 2 * (count - 1) > width and max(widths) > MIN_COLUMN_CHARS:
+        widths[widths.index(max(widths))] -= 1
+    for index, row in enumerate(rows):
+        if index == 1 and any(table.header):
+            yield "─" * min(sum(widths) + 2 * (count - 1), width)
+        cells = [textwrap.wrap(cell, size) or [""] for cell, size in zip(row, widths, strict=True)]
+        for number in range(max(map(len, cells))):
+            parts = [cell[number] if number < len(cell) else "" for cell in cells]
+            yield "  ".join(part.ljust(size) for part, size in zip(parts, widths, strict=True)).rstrip()[:width]
