@@ -2,7 +2,9 @@
 
 import ast
 import asyncio
+import json
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,19 @@ import pytest
 import saccade
 
 FOLDER = Path(__file__).parents[1] / "examples"
-PATHS = sorted(FOLDER.glob("*.py"))
+PATHS = sorted([*FOLDER.glob("*.py"), *FOLDER.glob("*.ipynb")])
 PUBLIC = {*saccade.__all__, "testing"}
 MAX_LINES = 105
+
+
+def read_code(path):
+    """Return the code of a script, or of the code cells of a notebook."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        return text
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells), "clear the outputs"
+    return "\n".join("".join(cell["source"]) for cell in cells)
 
 
 def run_main(name, *arguments):
@@ -21,7 +33,7 @@ def run_main(name, *arguments):
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
 def test_examples_are_short_and_use_the_public_api_alone(path):
-    text = path.read_text()
+    text = read_code(path)
     assert len(text.splitlines()) <= MAX_LINES
     private = []
     for node in ast.walk(ast.parse(text)):
@@ -48,6 +60,26 @@ def test_own_reward_is_part_of_the_score(run):
         expected = max(0.0, 1 - scored.episode.usage.sampled_tokens / 128)
         assert scored.score.parts["brevity"] == pytest.approx(expected)
     assert weight == 0.2
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_beginning_to_end(run, tmp_path, monkeypatch, capsys):
+    """Its run is that of the demo; this one has the same files."""
+    import matplotlib.pyplot
+
+    shutil.copy(run / "evaluations" / "test.jsonl", run / "evaluations" / "after_rl_sampled.jsonl")
+    for name in ("examples", "runs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "runs" / "demo").symlink_to(run)
+    monkeypatch.chdir(tmp_path / "examples")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    matplotlib.pyplot.switch_backend("agg")
+    names = {}
+    exec(compile(read_code(FOLDER / "first_hour.ipynb"), "first_hour.ipynb", "exec"), names)
+    matplotlib.pyplot.close("all")
+    assert len(names["right"]) + len(names["wrong"]) == len(names["scored"])
+    assert all(axis.images for axis in names["axes"][0]), "frames are drawn"
+    assert "group 0:" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from saccade.evaluation.benchmarks.base import Benchmark as Benchmark
     from saccade.evaluation.benchmarks.base import Grade as Grade
     from saccade.ledger import Ledger as Ledger
+    from saccade.media.cache import CachingMediaLoader as CachingMediaLoader
     from saccade.metrics.statistics import Estimate as Estimate
     from saccade.metrics.statistics import estimate_clustered_mean as estimate_clustered_mean
     from saccade.protocols import ChatEngine as ChatEngine

@@ -2,6 +2,7 @@
 
 import io
 import textwrap
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,12 @@ def write_pdf(report: Report, path: Path) -> Path:
     """Write a report as a PDF of A4 pages; return its path. Raises RunError if the file can't be written."""
     metadata = {"Title": escape_control_characters(report.title)}
     with (
+        warnings.catch_warnings(),  # until the file is closed, which embeds the fonts
         convert_file_errors(path),
-        write_atomically(path) as temporary,
-        PdfPages(temporary, metadata=metadata) as pages,
+        write_atomically(path) as draft,
+        PdfPages(draft, metadata=metadata) as pages,
     ):
+        warnings.filterwarnings("ignore", message="Glyph")  # a character without one is drawn as a box
         writer = _PageWriter(pages)
         writer.write_heading(report.title, 1)
         for text in (*report.warnings, *(f"{label}. {text}" for label, text in report.statements.items())):
