@@ -19,6 +19,7 @@ from saccade.media.cache import CachingMediaLoader
 from saccade.reporting.viewer.export import export_run
 from saccade.reporting.viewer.library import Library
 from saccade.reporting.viewer.server import ViewerServer
+from saccade.runs.view import build_questions
 
 if not (shutil.which("chromium") and shutil.which("chromedriver")):
     pytest.skip("chromium or chromedriver is missing: scripts/bootstrap --browser installs it", allow_module_level=True)
@@ -93,6 +94,15 @@ class Browser:
         return {urlsplit(address).hostname for address in addresses if not address.startswith(("data:", "chrome"))}
 
 
+def run_axe(browser):
+    """Return the serious findings of axe, which the page must have loaded."""
+    return browser.driver.execute_async_script(
+        "const done = arguments[0]; axe.run({resultTypes: ['violations']}).then((r) => done(r.violations"
+        ".filter((v) => ['serious', 'critical'].includes(v.impact))"
+        ".map((v) => [v.id, v.nodes.map((n) => n.html + n.failureSummary).slice(0, 2)])))"
+    )
+
+
 def start_driver(profile):
     options = webdriver.ChromeOptions()
     for option in (*OPTIONS, f"--user-data-dir={profile}"):
@@ -137,11 +147,7 @@ def test_every_page_at_both_widths_and_in_both_themes(browser):
             assert browser.run("return document.documentElement.scrollWidth") <= width, page
             if AXE is not None:
                 browser.run(AXE.read_text())
-                found = browser.driver.execute_async_script(
-                    "const done = arguments[0]; axe.run({resultTypes: ['violations']}).then((r) => done(r.violations"
-                    ".filter((v) => ['serious', 'critical'].includes(v.impact))"
-                    ".map((v) => [v.id, v.nodes.map((n) => n.html + n.failureSummary).slice(0, 2)])))"
-                )
+                found = run_axe(browser)
                 problems |= {f"{page} at {width}": found} if found else {}
     browser.resize(1280)
     browser.set_theme("light")
@@ -279,3 +285,37 @@ def test_an_exported_page_keeps_to_its_size(folder):
     small = export_run(library, "a", load_pixels, max_bytes=limit)
     assert len(small.text.encode()) <= limit
     assert small.note != whole.note  # fewer episodes have a page
+
+
+def test_a_page_asks_a_model(driver, folder, tiny_folder, tmp_path):
+    """A picked clip is sent, the events arrive as they happen, and the finished episode has frames and a time line."""
+    questions = build_questions(tiny_folder)
+    server = ViewerServer(Library([]), questions=questions)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    browser = Browser(driver, server.address)
+    browser.list_errors()
+    browser.wait_until(lambda: "Ask" in browser.find_all("nav")[0].text)
+    browser.open("ask")
+    clip = next((folder / "media").iterdir())
+    browser.wait_for("input[type=file]").send_keys(str(clip))
+    browser.wait_for("textarea").send_keys("What is it? <b>")
+    browser.wait_for("button[type=submit]").click()
+    browser.wait_for(".timeline")
+    assert browser.find_all(".conversation .turn")
+    assert "What is it? <b>" in browser.find_all("main")[0].text
+    browser.wait_until(lambda: browser.run("return document.querySelector('.frame img').naturalWidth") > 0)
+    browser.wait_until(lambda: browser.run("return document.querySelector('video').readyState >= 1"))
+    browser.wait_for(".tick").click()
+    browser.wait_until(lambda: browser.run("return document.querySelector('video').currentTime") > 0)
+    text = tmp_path / "text.txt"
+    text.write_text("no video")
+    browser.find_all("input[type=file]")[0].send_keys(str(text))
+    browser.wait_for("button[type=submit]").click()
+    assert "text.txt" in browser.wait_for("[role=alert]").text
+    if AXE is not None:
+        browser.run(AXE.read_text())
+        assert run_axe(browser) == []
+    assert len([error for error in browser.list_errors() if "400" not in error]) == 0
+    server.stop()
+    thread.join(WAIT_SECONDS)

@@ -27,6 +27,9 @@ def view(
         str, typer.Option(help="The address to serve; any other than this machine's is public.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 is any unused one.", min=0, max=65535)] = 0,
+    ask: Annotated[
+        str, typer.Option(metavar="MODEL", help="A checkpoint, a run or a chat server's URL that a page asks.")
+    ] = "",
     export: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one run as a single page of at most 5 MB.")
     ] = None,
@@ -36,7 +39,7 @@ def view(
 
     Live while a run trains. The address holds a token, without which the server answers nothing.
     """
-    paths = require_run_paths(runs)
+    paths = [] if ask and not runs and not DEFAULT_FOLDER.is_dir() else require_run_paths(runs)
     from saccade.runs.view import export_page, view_runs
 
     if export is not None:
@@ -44,7 +47,14 @@ def view(
         print_text(out, f"wrote {export} ({export.stat().st_size / 1e6:.1f} MB). {note}")
         return
     print_text(out, "Ctrl-C stops the viewer.")
-    view_runs(paths, host=host, port=port, open_browser=open_browser, on_ready=lambda address: print_text(out, address))
+    view_runs(
+        paths,
+        host=host,
+        port=port,
+        open_browser=open_browser,
+        ask_model=ask,
+        on_ready=lambda address: print_text(out, address),
+    )
 
 
 def list_runs(

@@ -7,7 +7,9 @@ from pathlib import Path
 from saccade.errors import RunError, SaccadeError
 from saccade.media.cache import CachingMediaLoader
 from saccade.reporting.episode_view import DecodeFn
+from saccade.reporting.viewer.asking import OnEvent, Questions
 from saccade.runs.run_lock import TRAINING, is_locked
+from saccade.types import Episode
 from saccade.utils.files import write_text
 
 
@@ -17,9 +19,12 @@ def view_runs(
     host: str = "127.0.0.1",
     port: int = 0,
     open_browser: bool = False,
+    ask_model: str = "",
     on_ready: Callable[[str], None],
 ) -> None:
     """Serve the runs at and below `paths` until Ctrl-C; `on_ready` receives the address, which holds the token.
+
+    With `ask_model`, a checkpoint, a run or a server's address, a page asks that model.
 
     Raises RunError if the address can't be bound, or without the packages of the extra `view`.
     """
@@ -31,11 +36,22 @@ def view_runs(
         message = f"the viewer needs {error.name}; install it with: pip install 'saccade[view]'"
         raise RunError(message, key="view") from error
     library = Library(paths, load_decoder=load_decoder, is_running=is_running)
-    server = ViewerServer(library, host=host, port=port)
+    questions = build_questions(ask_model) if ask_model else None
+    server = ViewerServer(library, host=host, port=port, questions=questions)
     on_ready(server.address)
     if open_browser:
         webbrowser.open(server.address)
     server.run()
+
+
+def build_questions(model: str) -> Questions:
+    """Return what the page needs to ask a model."""
+    from saccade.runs.api import ask
+
+    def ask_model(question: str, videos: Sequence[Path], images: Sequence[Path], on_event: OnEvent) -> Episode:
+        return ask(question, model=model, videos=videos, images=images, on_event=on_event)
+
+    return Questions(model, ask_model)
 
 
 def export_page(paths: Sequence[Path], page: Path) -> str:

@@ -25,7 +25,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -34,12 +34,14 @@ from saccade.errors import MediaError, RunError, SaccadeError
 from saccade.media.cache import CachingMediaLoader
 from saccade.media.image import encode_png
 from saccade.reporting.episode_view import encode_thumbnail
-from saccade.reporting.viewer.episodes import list_images
+from saccade.reporting.viewer.asking import ASKED, Questions
+from saccade.reporting.viewer.episodes import StoredEpisode, list_images
 from saccade.reporting.viewer.library import Library, UnknownItemError
 from saccade.reporting.viewer.plain_json import dump_json
 
 STATIC_FOLDER = Path(__file__).parent / "static"
 REFRESH_SECONDS = 2.0  # between two looks at the files of the runs
+MAX_UPLOAD = 4 * 2**30  # bytes of a file
 MAX_PIXELS_CACHED = 256 * 2**20  # bytes
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
@@ -103,14 +105,16 @@ class JSONResponse(Response):
 class Viewer:
     """The endpoints of the application."""
 
-    def __init__(self, library: Library) -> None:
-        self._library = library
+    def __init__(self, library: Library, questions: Questions | None = None) -> None:
+        self._library, self._questions = library, questions
         self._loader = CachingMediaLoader(cache_bytes=MAX_PIXELS_CACHED)
         self._is_closed = threading.Event()
 
     def build_app(self, token: str, cookie: str) -> Starlette:
         """Return the application."""
         queries = {
+            "settings": lambda request: {"ask": None if self._questions is None else self._questions.model},
+            "asked": lambda request: self._require_questions().describe(_get(request, "ref")),
             "runs": self._list_runs,
             "curves": self._build_curves,
             "tables": lambda request: self._library.build_tables(_get(request, "run")),
@@ -136,6 +140,8 @@ class Viewer:
                 Mount("/api", routes=routes, middleware=[compress]),
                 Route("/frame", _send(self._build_frame)),
                 Route("/media", _send(self._build_media)),
+                Route("/ask/file", self._receive_file, methods=["POST"]),
+                Route("/ask/question", self._stream_answer, methods=["POST"]),
                 Mount("/static", StaticFiles(directory=STATIC_FOLDER)),
             ],
             middleware=[Middleware(TokenGuard, token=token, cookie=cookie)],
@@ -176,10 +182,51 @@ class Viewer:
         stage, step = _get(request, "stage"), _get_int(request, "step", 0)
         return self._library.compute_advantages(_get(request, "run"), stage, step)
 
+    # ---- questions -------------------------------------------------------------------------------------------------
+
+    def _require_questions(self) -> Questions:
+        if self._questions is None:
+            raise UnknownItemError("the viewer was started without --ask MODEL", key="ask")
+        return self._questions
+
+    async def _receive_file(self, request: Request) -> Response:
+        try:
+            number, path = self._require_questions().create_file(_get(request, "name"))
+            size = 0
+            with path.open("wb") as file:
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > MAX_UPLOAD:
+                        raise UnknownItemError(
+                            f"files of more than {MAX_UPLOAD >> 30} GiB are not accepted", key="size"
+                        )
+                    file.write(chunk)
+        except (SaccadeError, OSError) as error:
+            return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse({"number": number})
+
+    async def _stream_answer(self, request: Request) -> Response:
+        try:
+            questions, text = self._require_questions(), _get(request, "question")
+            numbers = [int(number) for number in request.query_params.getlist("file")]
+        except (SaccadeError, ValueError) as error:
+            return JSONResponse({"error": str(error)}, 400)
+        lines = (dump_json(event) + "\n" for event in questions.stream(text, numbers))
+        return StreamingResponse(lines, media_type="application/x-ndjson")
+
+    def _read(self, request: Request) -> StoredEpisode:
+        run, ref = _get(request, "run"), _get(request, "ref")
+        if run != ASKED:
+            return self._library.read(run, ref)[0]
+        stored = self._require_questions().find(ref)
+        if stored is None:
+            raise UnknownItemError(f"there is no answer {ref!r:.40}", key="ref", value=ref)
+        return stored
+
     # ---- frames and files ------------------------------------------------------------------------------------------
 
     def _build_frame(self, request: Request) -> Response:
-        stored, _ = self._library.read(_get(request, "run"), _get(request, "ref"))
+        stored = self._read(request)
         images, number = list_images(stored.episode), _get_int(request, "image", -1)
         if not 0 <= number < len(images):
             raise UnknownItemError(f"the episode has no image {number}", key="image", value=number)
@@ -190,7 +237,7 @@ class Viewer:
         return Response(encode_thumbnail(pixels), media_type="image/jpeg", headers=headers)
 
     def _build_media(self, request: Request) -> Response:
-        stored, _ = self._library.read(_get(request, "run"), _get(request, "ref"))
+        stored = self._read(request)
         media, number = stored.episode.task.media, _get_int(request, "number", -1)
         if not 0 <= number < len(media):
             raise UnknownItemError(f"the task has no file {number}", key="number", value=number)
@@ -214,8 +261,10 @@ class Viewer:
             self._is_closed.wait(REFRESH_SECONDS)
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching, and delete the files of questions."""
         self._is_closed.set()
+        if self._questions is not None:
+            self._questions.close()
 
 
 def _get(request: Request, name: str) -> str:
@@ -265,7 +314,9 @@ class ViewerServer:
     Port 0 is any unused one. Raises RunError if the address can't be bound.
     """
 
-    def __init__(self, library: Library, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self, library: Library, *, host: str = "127.0.0.1", port: int = 0, questions: Questions | None = None
+    ) -> None:
         self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -278,7 +329,7 @@ class ViewerServer:
             raise RunError(message, key="port", value=port) from error
         token, number = secrets.token_urlsafe(16), self._socket.getsockname()[1]
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{number}/?token={token}"
-        self._viewer = Viewer(library)
+        self._viewer = Viewer(library, questions)
         app = self._viewer.build_app(token, f"saccade_{number}")
         config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", server_header=False)
         self._server = uvicorn.Server(config)

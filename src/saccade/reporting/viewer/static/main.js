@@ -3,6 +3,7 @@
 import { pageAddress } from "./address.js";
 import { exported, get } from "./api.js";
 import { errorBox, fill, h } from "./dom.js";
+import { askPage } from "./pages/ask.js";
 import { benchmarksPage } from "./pages/benchmarks.js";
 import { comparePage } from "./pages/compare.js";
 import { episodePage } from "./pages/episode.js";
@@ -18,6 +19,7 @@ const PAGES = {
   compare: { title: "Compare", show: comparePage },
   benchmarks: { title: "Benchmarks", show: benchmarksPage },
   episode: { title: "Episode", show: episodePage, isHidden: true },
+  ask: { title: "Ask", show: askPage, isHidden: true },
 };
 const HELP = [
   ["j / k", "next / previous row"], ["Enter", "open the row"], ["n / p", "next / previous episode or step"],
@@ -30,6 +32,7 @@ const main = document.getElementById("content");
 const bar = document.querySelector("header.bar");
 let shown = { keys: {}, tick: null };
 let serial = 0;
+if (!exported) get("settings").then(({ ask }) => { if (ask) { PAGES.ask.isHidden = false; show(); } }).catch(() => {});
 
 function readAddress() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");

@@ -23,7 +23,7 @@ function scoreTable(data) {
   return h("table", { class: "data score" }, h("caption", null, "Reward ", h("b", null, number(score.value)), score.correct === null ? "" : `, correctness ${number(score.correct)}`), h("tbody", null, rows));
 }
 
-function frameDialog(view, number) {
+export function frameDialog(view, number) {
   const image = view.images[number];
   const address = frameAddress(view.run, view.ref, number, "full");
   const picture = address ? h("img", { src: address, alt: "", class: "full" }) : h("p", { class: "note" }, "The frame isn't in this page.");
