@@ -22,6 +22,7 @@ PATHS = (
     "/frame?run=a&ref=x&image=0",
     "/media?run=a&ref=x&number=0",
     "/static/main.js",
+    "/ask/question?question=x",
 )
 
 

@@ -1,4 +1,4 @@
-// An episode token by token, colored by origin, logprob, advantage, entropy or engine–trainer gap.
+// An episode token by token, colored by origin, logprob or advantage.
 
 import { get } from "./api.js";
 import { errorBox, fill, h } from "./dom.js";
@@ -8,16 +8,12 @@ const MODES = {
   origin: "origin",
   logprob: "logprob: the darker, the less likely",
   advantage: "advantage: blue above, orange below 0",
-  entropy: "entropy: the darker, the less certain",
-  gap: "engine–trainer gap: the darker, the larger",
 };
 const MAX_SPANS = 20000;
 
 function tint(token, mode) {
   if (mode === "logprob" && token.logprob !== null) return ["warm", 1 - Math.exp(Math.min(token.logprob, 0))];
   if (mode === "advantage" && token.advantage) return [token.advantage > 0 ? "cool" : "warm", Math.min(Math.abs(token.advantage) / 2, 1)];
-  if (mode === "entropy" && token.entropy != null) return ["warm", Math.min(token.entropy / 2, 1)];
-  if (mode === "gap" && token.gap != null) return ["warm", Math.min(Math.abs(token.gap) / 0.1, 1)];
   return null;
 }
 
@@ -25,8 +21,6 @@ function describe(token, segment) {
   const parts = [segment.origin];
   if (token.logprob !== null) parts.push(`p ${number(Math.exp(token.logprob))}`, `logprob ${number(token.logprob)}`);
   if (token.advantage !== null) parts.push(`advantage ${number(token.advantage)}`);
-  if (token.entropy != null) parts.push(`entropy ${number(token.entropy)}`);
-  if (token.gap != null) parts.push(`engine − trainer ${number(token.gap)}`);
   if (segment.version !== null) parts.push(`weight version ${segment.version}`);
   return parts.join(", ");
 }
@@ -37,16 +31,13 @@ export function tokenPanel(view) {
   const details = h("details", { class: "card tokens" }, h("summary", null, "Tokens: logprobs, advantages, weight versions"), box);
 
   function draw() {
-    const { conversations, note, error, measured } = state.data;
+    const { conversations, note, error } = state.data;
     if (error) { fill(box, h("p", { class: "note" }, error)); return; }
-    const modes = Object.entries(MODES).filter(([name]) => measured || !["entropy", "gap"].includes(name));
-    const picker = h("select", { "aria-label": "Color tokens by", onchange: (event) => { state.mode = event.target.value; draw(); } }, modes.map(([name, title]) => h("option", { value: name, selected: name === state.mode }, title)));
-    const measure = measured || !state.data.can_measure ? null : h("button", { type: "button", onclick: (event) => load({ measure: 1 }, event.target) }, "Measure entropy and the engine–trainer gap");
+    const picker = h("select", { "aria-label": "Color tokens by", onchange: (event) => { state.mode = event.target.value; draw(); } }, Object.entries(MODES).map(([name, title]) => h("option", { value: name, selected: name === state.mode }, title)));
     let count = 0;
     fill(box,
-      h("div", { class: "controls" }, h("label", null, "Color by ", picker), measure),
+      h("div", { class: "controls" }, h("label", null, "Color by ", picker)),
       note ? h("p", { class: "note" }, note) : null,
-      state.data.measure_note ? h("p", { class: "note" }, state.data.measure_note) : null,
       status,
       conversations.map((item) => h("section", null, h("h3", null, item.title), item.segments.map((segment) => h("div", { class: `segment o-${segment.origin}` },
         h("small", null, `${segment.origin}, ${segment.tokens} tokens${segment.visual ? ` (${segment.visual} visual)` : ""}${segment.version === null ? "" : `, weight version ${segment.version}`}`),
@@ -63,9 +54,9 @@ export function tokenPanel(view) {
   box.addEventListener("pointerover", report);
   box.addEventListener("focusin", report);
 
-  async function load(more = {}, button = null) {
-    if (button) { button.disabled = true; button.textContent = "Measuring …"; } else fill(box, h("p", { class: "note", role: "status" }, "Loading …"));
-    try { state.data = await get("tokens", { run: view.run, ref: view.ref, ...more }); draw(); } catch (error) { fill(box, errorBox(error)); }
+  async function load() {
+    fill(box, h("p", { class: "note", role: "status" }, "Loading …"));
+    try { state.data = await get("tokens", { run: view.run, ref: view.ref }); draw(); } catch (error) { fill(box, errorBox(error)); }
   }
   details.addEventListener("toggle", () => { if (details.open && !state.data) load(); });
   return details;
