@@ -97,13 +97,18 @@ def train(
         names = stages.parse_stages(stage) if stage else stages.list_stages(filled)
         print_text(out, f"stages: {', '.join(names)}")
         with contextlib.ExitStack() as stack:
+
+            def start_stage(name: str, steps: int) -> tuple[OnStep, OnStep]:
+                stack.close()  # one view at a time: the end of an inner one would erase it
+                return stack.enter_context(_show_stage(filled, name, folder))
+
             weights = stages.train(
                 folder,
                 filled,
                 names,
                 resume=resume,
                 accept_changed_data=accept_changed_data,
-                start_stage=lambda name, steps: stack.enter_context(_show_stage(filled, name, folder)),
+                start_stage=start_stage,
             )
     print_text(out, f"wrote {weights}")
     if "eval" in names:
