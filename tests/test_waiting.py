@@ -168,7 +168,7 @@ def test_collections_skip_what_existed_before_the_block_and_not_after_it():
 
 
 def test_a_task_that_ctrl_c_has_ended_is_not_logged(caplog):
-    """A second Ctrl-C is raised in whichever task runs, and nobody awaits that task."""
+    """A second Ctrl-C is raised in whichever task runs, and no code awaits that task."""
 
     async def fail(error):
         raise error
