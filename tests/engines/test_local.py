@@ -10,6 +10,7 @@ import torch
 from error_cases import raises
 
 from saccade.config.schema import ModelConfig
+from saccade.engines._local import rows
 from saccade.engines.local import Local
 from saccade.errors import BrokenEngineError, EngineError, MediaError
 from saccade.ledger import ImageRef, Ledger
@@ -348,3 +349,61 @@ def test_a_weight_that_is_nan_stops_the_run(backbone):
     finally:
         weight.data[0, 0] = value
     assert "layers.0.mlp.up_proj.weight" in str(caught.value)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_fused_passes_equal_those_of_the_modules(backbone, lora_rank):
+    """Rows of different lengths, a group with one prompt, further turns: the same tokens, logprobs up to rounding."""
+    if lora_rank:
+        backbone = Backbone(backbone.settings.model_copy(update={"lora_rank": lora_rank}))
+        with torch.no_grad():
+            for name, weight in backbone.model.named_parameters():
+                if "lora_B" in name:
+                    weight.normal_(std=0.05)
+
+    async def sample(engine):
+        numbers = (0, 1, 1, 2)
+        conversations = [converse(engine, backbone, number, turns=2, max_tokens=12) for number in numbers]
+        return await asyncio.gather(*conversations)
+
+    async def sample_with_modules(engine):
+        assert engine._decoder is not None
+        engine._decoder = None
+        return await sample(engine)
+
+    for fused, plain in zip(run(backbone, sample), run(backbone, sample_with_modules), strict=True):
+        assert fused.prompt_ids() == plain.prompt_ids()
+        assert fused.sampled_tokens() == plain.sampled_tokens()
+        assert np.abs(np.array(fused.logprobs()) - np.array(plain.logprobs())).max() <= 1e-6
+
+
+def test_rows_keep_their_own_draws_when_they_outgrow_the_arrays(backbone, monkeypatch):
+    """Replies longer than the arrays, whose rows end at different times, equal replies that are sampled alone."""
+    monkeypatch.setattr(rows, "_FIRST_WIDTH", 4)
+    lengths = (3, 19, 7, 12)
+
+    def sample_reply(engine, number):
+        sampling = make_sampling(backbone, number, max_tokens=lengths[number], stop_ids=())
+        return engine.generate(GenerationRequest(prompt(backbone, number), sampling))
+
+    async def together(engine):
+        return await asyncio.gather(*(sample_reply(engine, number) for number in range(4)))
+
+    async def alone(engine):
+        return [await sample_reply(engine, number) for number in range(4)]
+
+    batched, single = run(backbone, together), run(backbone, alone)
+    assert [len(completion.tokens) for completion in batched] == list(lengths)
+    assert [completion.tokens for completion in batched] == [completion.tokens for completion in single]
+
+
+def test_nothing_is_prefilled_twice_between_turns(backbone):
+    """Each token of a conversation is prefilled once, but for the newest of each reply, which no pass has seen."""
+
+    async def body(engine):
+        ledgers = [await converse(engine, backbone, number, turns=3, max_tokens=6, stop_ids=()) for number in (1, 2)]
+        return ledgers, engine.stats.prefill_tokens
+
+    ledgers, num_prefilled = run(backbone, body)
+    num_given = sum(len(ledger) - len(ledger.sampled_tokens()) for ledger in ledgers)
+    assert num_prefilled == num_given + 2 * len(ledgers)

@@ -43,17 +43,17 @@ def prompts(backbone: Backbone, count: int) -> list[Ledger]:
 def sample(backbone: Backbone, ledgers: list[Ledger], **settings):
     """Sample all ledgers; return the tokens, the largest number of running rows, and the engine."""
     max_rows = []
-    hidden = Backbone.compute_hidden_states
+    compute_logits = Backbone.compute_logits
 
-    def count_rows(self, ids, *args, **kwargs):
-        max_rows.append(len(ids) if ids.shape[1] == 1 else 0)
-        return hidden(self, ids, *args, **kwargs)
+    def count_rows(self, hidden_BD):
+        max_rows.append(len(hidden_BD))
+        return compute_logits(self, hidden_BD)
 
     async def main():
         engine = Local(backbone, Media(), **settings)
         draws = [SamplingParams(max_tokens=12, seed=seed) for seed in range(len(ledgers))]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Backbone, "compute_hidden_states", count_rows)
+            patch.setattr(Backbone, "compute_logits", count_rows)
             pairs = zip(ledgers, draws, strict=True)
             completions = await asyncio.gather(
                 *(engine.generate(GenerationRequest(ledger, sampling)) for ledger, sampling in pairs)

@@ -19,55 +19,26 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from saccade.config.schema import PositiveInt
-from saccade.engines._local.kv_cache import NO_PREFIX, CachedPrefix, KVCache, PrefixCache
+from saccade.engines._local.decoder import Decoder
+from saccade.engines._local.kv_cache import CachedPrefix, KVCache, PrefixCache
+from saccade.engines._local.rows import Request, Rows
 from saccade.errors import BrokenEngineError, EngineError, MediaError, SaccadeError, convert_errors
-from saccade.ledger import ImageRef, Ledger
 from saccade.media.cache import LRUCache
 from saccade.models import checkpoint_io
 from saccade.models.backbone import Backbone
 from saccade.models.policy import VisionFeatures, compute_logprobs
 from saccade.protocols import MediaLoader, WeightSource
-from saccade.types import Completion, FinishReason, GenerationRequest, SamplingParams
+from saccade.types import Completion, FinishReason, GenerationRequest
 
 _MAX_IDLE_CACHE_BYTES = 2**30  # of KV cache that an idle engine may hold
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Request:
-    """A ledger to continue; it waits for a row or runs in one."""
-
-    ledger: Ledger
-    length: int  # of the ledger, in tokens with expanded images
-    sampling: SamplingParams
-    future: "asyncio.Future[Completion]"
-    prefix_hashes: tuple[str, ...]
-    start_time: float
-    uniforms: np.ndarray  # one number per token, from the request's own seed
-    prefix: CachedPrefix = NO_PREFIX
-    position: int = 0  # of the next token, on all three axes
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    @property
-    def num_new_tokens(self) -> int:
-        """Return how many of the ledger's tokens are not in the KV cache yet."""
-        return self.length - self.prefix.num_tokens
-
-    @property
-    def max_length(self) -> int:
-        """Return the largest length that its row may reach."""
-        return self.length + self.sampling.max_tokens
-
-    def list_uncached_images(self) -> list[ImageRef]:
-        """Return the ledger's images, in order, that are not in the KV cache yet."""
-        return [slot.image for slot in self.ledger.slots() if slot.index >= self.prefix.num_tokens]
+_NUM_RESERVED_TOKENS = 128  # room in each row for tokens to be sampled
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,7 +79,10 @@ class Local:
         self._prefix_cache = PrefixCache(prefix_cache_tokens)
         self._vision_cache: LRUCache[str, VisionFeatures] = LRUCache(vision_cache_bytes)
         self._waiting: list[Request] = []
-        self._running: list[Request] = []
+        self._rows = Rows()
+        self._has_cancelled = False
+        language_model = backbone.language_model
+        self._decoder = Decoder(language_model) if Decoder.supports(language_model) else None
         self._loop_task: asyncio.Task[None] | None = None
         self.version = 0
         self.stats = SamplingStats()
@@ -141,12 +115,16 @@ class Local:
             future=asyncio.get_running_loop().create_future(),
             prefix_hashes=ledger.prefix_hashes(),
             start_time=time.perf_counter(),
-            uniforms=np.random.default_rng(sampling.seed).random(sampling.max_tokens),
+            random=np.random.default_rng(sampling.seed),
         )
         self._waiting.append(queued)
         if self._loop_task is None or self._loop_task.done():
             self._loop_task = asyncio.create_task(self._run_loop())
-        return await queued.future
+        try:
+            return await queued.future
+        except asyncio.CancelledError:
+            self._has_cancelled = True
+            raise
 
     async def sync_weights(self, source: WeightSource, version: int) -> None:
         """Drop the caches; load the weights, unless the trainer shares this engine's tensors.
@@ -154,10 +132,10 @@ class Local:
         Raises EngineError if requests are running.
         """
         self._drop_cancelled()
-        if self._running:
+        if self._rows.requests:
             raise EngineError(
-                f"{len(self._running)} requests are running; the weights can be updated only when all have ended",
-                value=len(self._running),
+                f"{len(self._rows)} requests are running; the weights can be updated only when all have ended",
+                value=len(self._rows),
             )
         self._drop_caches()
         if source is not self._backbone:
@@ -165,13 +143,19 @@ class Local:
         self.version = version
 
     def _drop_caches(self) -> None:
+        self._drop_weight_copies()
         self._prefix_cache.clear()
         self._vision_cache = LRUCache(self._vision_cache_bytes)
 
+    def _drop_weight_copies(self) -> None:
+        if self._decoder is not None:
+            self._decoder.drop_weights()
+
     async def close(self) -> None:
         """Abort all requests."""
-        for request in (*self._waiting, *self._running):
+        for request in (*self._waiting, *self._rows.requests):
             request.future.cancel()
+            self._has_cancelled = True
         if self._loop_task is not None:
             await self._loop_task
 
@@ -180,17 +164,19 @@ class Local:
     async def _run_loop(self) -> None:
         try:
             with convert_errors(EngineError, "the local engine failed"):
-                while self._waiting or self._running:
+                while self._waiting or self._rows.requests:
                     await self._wait_for_requests()
                     self._step()
                 self._kv_cache.shrink(_MAX_IDLE_CACHE_BYTES)  # the trainer may need the memory now
         except SaccadeError as error:
-            for request in (*self._waiting, *self._running):
+            for request in (*self._waiting, *self._rows.requests):
                 if not request.future.done():
                     error_type = BrokenEngineError if isinstance(error, BrokenEngineError) else EngineError
                     request.future.set_exception(error_type(str(error), key=error.key, value=error.value))
             self._waiting.clear()
-            self._running.clear()
+            self._rows = Rows()
+        finally:
+            self._drop_weight_copies()  # the trainer may change the weights now
 
     @torch.inference_mode()  # never around an await: other tasks may compute gradients
     def _step(self) -> None:
@@ -201,15 +187,18 @@ class Local:
     async def _wait_for_requests(self) -> None:
         """Yield until no new request arrives, so that batches are full and deterministic."""
         num_waiting, num_idle_yields = len(self._waiting), 0
-        while num_idle_yields < (1 if self._running and not self._waiting else 4):
+        while num_idle_yields < (1 if self._rows.requests and not self._waiting else 4):
             await asyncio.sleep(0)
             num_idle_yields = num_idle_yields + 1 if len(self._waiting) == num_waiting else 0
             num_waiting = len(self._waiting)
 
     def _drop_cancelled(self) -> None:
+        if not self._has_cancelled:
+            return
+        self._has_cancelled = False
         self._waiting = [request for request in self._waiting if not request.future.done()]
-        for row in reversed(range(len(self._running))):
-            if self._running[row].future.done():
+        for row in reversed(range(len(self._rows))):
+            if self._rows.requests[row].future.done():
                 self._release(row)
 
     def _admit(self) -> None:
@@ -218,23 +207,25 @@ class Local:
         admitted = self._prefill(self._waiting[:num_admissible])
         if not admitted:
             return  # no room, or no images could be loaded: those futures are set, and are dropped with the cancelled
-        first = len(self._running)
-        rows = (*self._running, *admitted)
-        self._kv_cache.reserve(len(rows), max(request.length + len(request.tokens) for request in rows) + 1)
+        first = len(self._rows)
+        longest = max(self._rows.max_length, *(request.length for request in admitted))
+        # Growing copies the cache, so room for the next tokens is made now.
+        full = max(request.max_length for request in (*self._rows.requests, *admitted))
+        self._kv_cache.reserve(first + len(admitted), min(full, longest + _NUM_RESERVED_TOKENS))
         for row, request in enumerate(admitted, start=first):
             self._kv_cache.load_row(row, request.prefix.blocks)
         # Only now: if anything above fails, their futures must still receive the error.
         self._waiting = self._waiting[num_admissible:]
-        self._running += admitted
+        self._rows.add(admitted)
         hidden = [request.prefix.last_hidden for request in admitted if request.prefix.last_hidden is not None]
         self._sample_next(torch.stack(hidden), first)
         self.stats.prefill_seconds += time.perf_counter() - started
 
     def _count_admissible(self) -> int:
         """Return how many waiting requests get a row, in order; at least one if none is running."""
-        max_length = max((request.max_length for request in self._running), default=0)
+        max_length = max((request.max_length for request in self._rows.requests), default=0)
         for count, request in enumerate(self._waiting):
-            rows, max_length = len(self._running) + count + 1, max(max_length, request.max_length)
+            rows, max_length = len(self._rows) + count + 1, max(max_length, request.max_length)
             # All rows are as wide as the longest may become.
             if rows > self._max_num_seqs or (rows > 1 and rows * max_length > self._kv_cache_tokens):
                 return count
@@ -242,48 +233,44 @@ class Local:
 
     def _decode(self) -> None:
         """Run one forward pass over the newest token of every running row."""
-        if not self._running:
+        if not self._rows.requests:
             return
         started = time.perf_counter()
-        count, device = len(self._running), self._backbone.device
-        lengths = [request.prefix.num_tokens + len(request.tokens) for request in self._running]
-        self._kv_cache.prepare(count, 1, max(lengths) - 1)
-        ids = torch.tensor([[request.tokens[-1]] for request in self._running], device=device)
-        positions = torch.tensor([[request.position] for request in self._running], device=device)
-        hidden = self._backbone.compute_hidden_states(
-            ids, positions.expand(3, -1, -1), self._kv_cache.build_mask(), kv_store=self._kv_cache
-        )
+        count, device = len(self._rows), self._backbone.device
+        self._kv_cache.prepare(count, 1, self._rows.max_length - 1, is_even=self._rows.are_even)
+        ids, positions = (torch.from_numpy(values).to(device) for values in self._rows.get_newest())
+        if self._decoder is not None:
+            hidden = self._decoder.forward(ids, positions, self._kv_cache)
+        else:
+            mask, axes = self._kv_cache.build_mask(), positions[:, None].expand(3, -1, -1)
+            hidden = self._backbone.compute_hidden_states(ids[:, None], axes, mask, kv_store=self._kv_cache)[:, 0]
         self._kv_cache.lengths[:count] += 1
-        for request in self._running:
-            request.position += 1
-        self._sample_next(hidden[:, 0], 0)
+        self._sample_next(hidden, 0)
         # Reading the tokens synchronizes with the device, so its time is included.
         self.stats.decode_seconds += time.perf_counter() - started
         self.stats.decode_tokens += count
 
     def _sample_next(self, hidden_BD: Tensor, first_row: int) -> None:
         """Sample the next token of rows `first_row`, `first_row + 1`, …; release those that end."""
-        requests = self._running[first_row:]
-        tokens, logprobs = sample_tokens(
-            self._backbone.compute_logits(hidden_BD),
-            [request.sampling.temperature for request in requests],
-            [float(request.uniforms[len(request.tokens)]) for request in requests],
-        )
-        for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
-            request.tokens.append(token)
-            request.logprobs.append(logprob)
-        for row in reversed(range(first_row, len(self._running))):
-            request = self._running[row]
-            if not math.isfinite(request.logprobs[-1]):
-                self._fail(row)
-                continue
-            has_stop_id = request.tokens[-1] in request.sampling.stop_ids
-            if has_stop_id or len(request.tokens) == request.sampling.max_tokens:
-                self._finish(row, FinishReason.STOP if has_stop_id else FinishReason.LENGTH)
+        temperatures, uniforms = self._rows.get_sampling(first_row)
+        tokens, logprobs = sample_tokens(self._backbone.compute_logits(hidden_BD), temperatures, uniforms)
+        # The last row first: it takes the place of a released one.
+        for row in reversed(self._rows.append(first_row, tokens, logprobs)):
+            self._end(row)
 
-    def _finish(self, row: int, finish_reason: FinishReason) -> None:
-        request = self._running[row]
-        tokens, logprobs = tuple(request.tokens), tuple(request.logprobs)
+    def _end(self, row: int) -> None:
+        request, (tokens, logprobs) = self._rows.requests[row], self._rows.get_sampled(row)
+        if not math.isfinite(logprobs[-1]):
+            self._fail(row, len(tokens))
+        elif tokens[-1] in request.sampling.stop_ids:
+            self._finish(row, tokens, logprobs, FinishReason.STOP)
+        else:
+            self._finish(row, tokens, logprobs, FinishReason.LENGTH)
+
+    def _finish(
+        self, row: int, tokens: tuple[int, ...], logprobs: tuple[float, ...], finish_reason: FinishReason
+    ) -> None:
+        request = self._rows.requests[row]
         num_cached = request.prefix.num_tokens + len(tokens) - 1
         block = self._kv_cache.copy_block(row, request.prefix.num_tokens, num_cached)
         blocks = (*request.prefix.blocks, block) if block.shape[3] else request.prefix.blocks
@@ -300,17 +287,17 @@ class Local:
             )
         self._release(row)
 
-    def _fail(self, row: int) -> None:
+    def _fail(self, row: int, num_tokens: int) -> None:
         """End a request whose logits hold NaN or an infinity. Raises BrokenEngineError if a weight does, too."""
         if name := checkpoint_io.find_nonfinite(self._backbone.model.state_dict()):
             raise BrokenEngineError(
                 f"the weight {name} holds NaN or an infinity; resume from an earlier checkpoint", key="model.path"
             )
-        request = self._running[row]
+        request = self._rows.requests[row]
         if not request.future.done():
             request.future.set_exception(
                 EngineError(
-                    f"the logits of token {len(request.tokens)} of a reply hold NaN or an infinity, in "
+                    f"the logits of token {num_tokens} of a reply hold NaN or an infinity, in "
                     f"model.dtype={self._backbone.dtype}",
                     key="model.dtype",
                     value=self._backbone.dtype,
@@ -321,11 +308,10 @@ class Local:
         self._release(row)
 
     def _release(self, row: int) -> None:
-        last = len(self._running) - 1
+        last = len(self._rows) - 1
         if row != last:
             self._kv_cache.move_row(last, row)
-            self._running[row] = self._running[last]
-        self._running.pop()
+        self._rows.remove(row)
 
     # ---- prefill ---------------------------------------------------------------------------------------------------
 
@@ -360,6 +346,7 @@ class Local:
             error = failed.get(request.prefix_hashes[-1])
             if error is not None and not request.future.done():
                 request.future.set_exception(EngineError(str(error), key=error.key, value=error.value))
+        self._has_cancelled |= bool(failed)
         return succeeded
 
     def _load_images(self, batch: Sequence[Request]) -> tuple[dict[str, np.ndarray], dict[str, MediaError]]:
@@ -432,22 +419,27 @@ class Local:
         return VisionFeatures.cat([features[image.key] for image in images])
 
 
-def sample_tokens(
-    logits_BV: Tensor, temperatures: Sequence[float], uniforms: Sequence[float]
-) -> tuple[list[int], list[float]]:
+def sample_tokens(logits_BV: Tensor, temperatures: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Sample one token per row; return the tokens and their logprobs.
 
     Row b is sampled by inverting its cumulative distribution at `uniforms[b]`, or greedily at temperature 0. A token of
     probability 0 is never sampled. The cumulative sum is in float64, so that the tail is not lost to rounding.
     """
-    scale = torch.tensor([temperature or 1.0 for temperature in temperatures], device=logits_BV.device)
-    logp = compute_logprobs(logits_BV / scale[:, None], 1.0)
-    cumulative = logp.double().exp().cumsum(dim=-1)
-    points = torch.tensor(uniforms, dtype=torch.float64, device=logits_BV.device)[:, None] * cumulative[:, -1:]
-    sampled = torch.searchsorted(cumulative, points, right=True)[:, 0].clamp_(max=logits_BV.shape[1] - 1)
-    is_greedy = torch.tensor([temperature == 0 for temperature in temperatures], device=logits_BV.device)
-    tokens_B = torch.where(is_greedy, logp.argmax(dim=-1), sampled)
-    return tokens_B.tolist(), logp.gather(1, tokens_B[:, None])[:, 0].tolist()
+    device = logits_BV.device
+    is_greedy = temperatures == 0
+    scale = np.where(is_greedy, 1.0, temperatures).astype(np.float32)
+    if (scale != 1).any():
+        logits_BV = logits_BV / torch.from_numpy(scale).to(device)[:, None]
+    logp = compute_logprobs(logits_BV, 1.0)
+    if is_greedy.all():
+        tokens_B = logp.argmax(dim=-1)
+    else:
+        cumulative = logp.exp().cumsum(dim=-1, dtype=torch.float64)
+        points = torch.from_numpy(uniforms).to(device)[:, None] * cumulative[:, -1:]
+        tokens_B = torch.searchsorted(cumulative, points, right=True)[:, 0].clamp_(max=logits_BV.shape[1] - 1)
+        if is_greedy.any():
+            tokens_B = torch.where(torch.from_numpy(is_greedy).to(device), logp.argmax(dim=-1), tokens_B)
+    return tokens_B.cpu().numpy(), logp.gather(1, tokens_B[:, None])[:, 0].cpu().numpy()
 
 
 local = Local

@@ -31,7 +31,9 @@ class KVCache:
         self.lengths = torch.zeros(0, dtype=torch.long, device=device)
         self.num_rows = 0
         self.key_length = 0
+        self._is_even = False
         self._write_positions = self.lengths[:, None]
+        self._write_indices = self.lengths
 
     def reserve(self, num_rows: int, capacity: int) -> None:
         """Make room for `num_rows` rows of `capacity` positions; none beyond them may be in use.
@@ -83,28 +85,41 @@ class KVCache:
         """Copy positions [start, stop) of a row: [L, 2, H, n, D]."""
         return self.data[:, :, row, :, start:stop].clone()
 
-    def prepare(self, num_rows: int, num_new_tokens: int, max_length: int) -> None:
+    def prepare(self, num_rows: int, num_new_tokens: int, max_length: int, *, is_even: bool = False) -> None:
         """Prepare a forward pass over the first `num_rows` rows with `num_new_tokens` new positions each.
 
-        `max_length` is the largest length of these rows before the pass.
+        `max_length` is the largest length of these rows before the pass, and of all of them if `is_even`.
         """
-        self.num_rows, self.key_length = num_rows, max_length + num_new_tokens
+        self.num_rows, self.key_length, self._is_even = num_rows, max_length + num_new_tokens, is_even
         self.reserve(num_rows, self.key_length)
-        self._write_positions = self.lengths[:num_rows, None] + torch.arange(num_new_tokens, device=self.lengths.device)
+        device = self.lengths.device
+        self._write_positions = self.lengths[:num_rows, None] + torch.arange(num_new_tokens, device=device)
+        held_rows, heads, capacity = self.data.shape[2:5]
+        rows = torch.arange(num_rows * heads, device=device).view(1, num_rows, heads, 1)
+        rows = torch.cat((rows, rows + held_rows * heads))  # of keys and of values
+        self._write_indices = (rows * capacity + self._write_positions[:, None]).flatten()  # into [2 * B * H * S]
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store new keys and values [B, H, T, D]; return all of them [B, H, S, D]."""
-        rows = torch.arange(self.num_rows, device=self._write_positions.device)[:, None]
-        layer_data = self.data[layer, :, : self.num_rows]
-        layer_data[0][rows, :, self._write_positions] = key.transpose(1, 2)
-        layer_data[1][rows, :, self._write_positions] = value.transpose(1, 2)
-        return layer_data[0, :, :, : self.key_length], layer_data[1, :, :, : self.key_length]
+        data, dim = self.data[layer], key.shape[-1]
+        data.view(-1, dim).index_copy_(0, self._write_indices, torch.stack((key, value)).view(-1, dim))
+        keys, values = data[:, : self.num_rows, :, : self.key_length]
+        return keys, values
 
     def build_mask(self) -> Tensor:
         """Return which positions each new token attends to [B, T, S]: all before it, and itself."""
         positions = torch.arange(self.key_length, device=self._write_positions.device)
         mask: Tensor = positions <= self._write_positions[..., None]
         return mask
+
+    def build_additive_mask(self, dtype: torch.dtype) -> Tensor | None:
+        """Return what to add to the scores of one new token per row [B, 1, 1, S]; None if all rows have one length."""
+        if self._is_even:
+            return None
+        mask = torch.zeros(self.num_rows, self.key_length, dtype=dtype, device=self._write_positions.device)
+        positions = torch.arange(self.key_length, device=mask.device)
+        mask.masked_fill_(positions > self._write_positions, float("-inf"))
+        return mask[:, None, None]
 
 
 def _grow_size(current: int, required: int) -> int:
