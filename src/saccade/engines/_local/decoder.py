@@ -110,6 +110,7 @@ class _Layer:
             part.weight = None
 
     def _list_parts(self) -> "list[_Product | _Norm]":
+        parts: list[_Product | _Norm]
         parts = [self._input_norm, self._qkv, self._output, self._mlp_norm, self._gate_up, self._down]
         return parts if self._head_norm is None else [*parts, self._head_norm]
 
@@ -144,6 +145,7 @@ class _Norm:
 
     def apply(self, x: Tensor) -> Tensor:
         if self._is_per_head:
+            assert self.weight is not None  # loaded before a pass
             return rms_norm(x, x.shape[-1:], None, self._epsilon).mul_(self.weight)
         return rms_norm(x, x.shape[-1:], self.weight, self._epsilon)
 
