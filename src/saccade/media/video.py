@@ -11,6 +11,7 @@ returns an undamaged frame with exactly the expected id.
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, dropwhile
@@ -190,6 +191,17 @@ def _build_numbered_timeline(
 # ---- decoding --------------------------------------------------------------------------------------------------------
 
 
+class _Segment(NamedTuple):
+    """Frames that one seek reaches: decoding begins at the keyframe, or at the file's start (None)."""
+
+    keyframe: tuple[int, int] | None  # its (pts, dts)
+    numbers: list[int]  # frame numbers, sorted
+    cost: int  # frames from the keyframe to the last of the numbers
+
+
+_Strategy: TypeAlias = Callable[["_VideoDecoder", list[_Segment]], Iterator[tuple[float, VideoFrame]]]
+
+
 def decode_frames(
     video_index: VideoIndex,
     times: Sequence[float],
@@ -200,43 +212,74 @@ def decode_frames(
 ) -> list[Frame]:
     """Decode the frames shown at `times` (seconds, any order), scaled to `size` (width, height; None: display size).
 
-    `threads` are used for large frames only. Raises MediaError if a time is after the end, if the file has changed
-    since it was indexed, if damage makes a frame undecodable, or once `is_cancelled()` is true.
+    `threads` are used for large frames only: each decodes other segments of the file, or all share the only one.
+    Raises MediaError if a time is after the end, if the file has changed since it was indexed, if damage makes a frame
+    undecodable, or once `is_cancelled()` is true.
     """
-    path = video_index.info.path
+    path, info = video_index.info.path, video_index.info
     numbers = [video_index.find_frame_number(time) for time in times]
     if hashing.get_file_identity(path) != video_index.identity:
         message = f"{path} has changed while it was in use; leave it as it is, or start again"
         raise MediaError(message, key=path)
-    unique_numbers = sorted(set(numbers))
+    segments = _split_into_segments(video_index, sorted(set(numbers)))
+    threads = threads if info.width * info.height >= MULTITHREADED_MIN_PIXELS else 1
+
+    def decode(strategy: _Strategy, segments: list[_Segment], threads: int) -> list[Frame]:
+        scaler, target_size = VideoReformatter(), size or (info.width, info.height)
+        with _open_video(path, threads) as (container, stream):
+            # Each frame is scaled before the next is decoded.
+            frames = strategy(_VideoDecoder(video_index, container, stream, is_cancelled), segments)
+            return [Frame(time, _scale_upright(frame, target_size, scaler)) for time, frame in frames]
+
     with convert_errors(MediaError, f"{path} can't be decoded; re-encode it", key=path):
         try:
-            frames = _decode_with(_decode_by_seeking, video_index, unique_numbers, size, threads, is_cancelled)
+            shares = _share_segments(segments, threads)
+            if len(shares) > 1:
+                with ThreadPoolExecutor(len(shares), thread_name_prefix="saccade-segments") as pool:
+                    frames = list(chain.from_iterable(pool.map(lambda share: decode(_decode_by_seeking, share, 1), shares)))
+            else:
+                frames = decode(_decode_by_seeking, segments, threads)
         except (_SeekFailed, _CorruptVideo):
             try:
-                frames = _decode_with(_decode_from_start, video_index, unique_numbers, size, threads, is_cancelled)
+                frames = decode(_decode_from_start, segments, threads)
             except _CorruptVideo as error:
                 message = f"{path} is damaged: {error}; re-encode it, or ask for times before that"
                 raise MediaError(message, key=path) from error
-    frames_by_number = dict(zip(unique_numbers, frames, strict=True))
+    frames_by_number = dict(zip((number for segment in segments for number in segment.numbers), frames, strict=True))
     return [frames_by_number[number] for number in numbers]
 
 
-def _decode_with(
-    strategy: Callable[["_VideoDecoder", list[int]], Iterator[tuple[float, VideoFrame]]],
-    video_index: VideoIndex,
-    frame_numbers: list[int],
-    size: tuple[int, int] | None,
-    threads: int,
-    is_cancelled: Callable[[], bool],
-) -> list[Frame]:
-    """Decode frames (numbers, sorted) with a strategy; each is scaled before the next is decoded."""
-    scaler, info = VideoReformatter(), video_index.info
-    num_threads = threads if info.width * info.height >= MULTITHREADED_MIN_PIXELS else 1
-    with _open_video(info.path, num_threads) as (container, stream):
-        decoder = _VideoDecoder(video_index, container, stream, is_cancelled)
-        size = size or (info.width, info.height)
-        return [Frame(time, _scale_upright(frame, size, scaler)) for time, frame in strategy(decoder, frame_numbers)]
+def _split_into_segments(video_index: VideoIndex, numbers: list[int]) -> list[_Segment]:
+    """Split sorted frame numbers where a seek to the keyframe before a frame saves decoding."""
+    if video_index.uses_frame_numbers:
+        return [_Segment(None, numbers, max(numbers, default=0))]
+    keyframe_ids = [pts for pts, _ in video_index.keyframes]
+    segments: list[_Segment] = []
+    reached = keyframe_ids[0]  # the id of the last frame of the segments
+    for number, frame_id in zip(numbers, video_index.frame_ids[numbers].tolist(), strict=True):
+        key = bisect_right(keyframe_ids, frame_id) - 1
+        if not segments or (key >= 0 and keyframe_ids[key] > reached):
+            is_first = key < 0 or keyframe_ids[key] <= keyframe_ids[0]
+            segments.append(_Segment(None if is_first else video_index.keyframes[key], [], 0))
+        reached, segment = frame_id, segments[-1]
+        start = 0 if segment.keyframe is None else int(np.searchsorted(video_index.frame_ids, segment.keyframe[0]))
+        segments[-1] = segment._replace(numbers=[*segment.numbers, number], cost=number - start + 1)
+    return segments
+
+
+def _share_segments(segments: list[_Segment], threads: int) -> list[list[_Segment]]:
+    """Share segments, in order, among at most `threads` threads; the shares cost about the same."""
+    shares: list[list[_Segment]] = []
+    total, spent, share = sum(segment.cost for segment in segments), 0, -1
+    for segment in segments:
+        # A segment belongs to the share in which its middle falls.
+        index = min(threads - 1, (2 * spent + segment.cost) * threads // (2 * max(1, total)))
+        if index != share:
+            shares.append([])
+            share = index
+        shares[-1].append(segment)
+        spent += segment.cost
+    return shares or [[]]
 
 
 @dataclass(slots=True)
@@ -259,53 +302,60 @@ class _VideoDecoder:
                 return chain([first], packets)
         raise _SeekFailed
 
-    def decode_packets(self, packets: Iterable[_Packet], needed_ids: frozenset[int]) -> Iterator[VideoFrame]:
-        """Yield the frames of `packets`; given `needed_ids`, skip H.264 non-reference frames that aren't needed."""
+    def decode_packets(self, packets: Iterable[_Packet], needed_ids: Iterable[int] = ()) -> Iterator[VideoFrame]:
+        """Yield the frames of `packets`.
+
+        Given `needed_ids`, skip H.264 non-reference frames that aren't needed, and end when all needed ones are decoded.
+        """
         context = self.stream.codec_context
-        can_skip = bool(needed_ids) and context.name == "h264"
+        missing_ids = set(needed_ids)
+        can_skip = bool(missing_ids) and context.name == "h264"
         for packet in packets:
             if self.is_cancelled():
                 raise MediaError("decoding was cancelled", key=self.video_index.info.path)
+            is_needed = packet.pts in missing_ids
             if can_skip:
                 # Skipping a non-reference frame changes no other frame.
-                context.skip_frame = "DEFAULT" if packet.pts in needed_ids else "NONREF"
+                context.skip_frame = "DEFAULT" if is_needed else "NONREF"
             yield from _decode_packet(packet, strict=True)
+            if is_needed:
+                missing_ids.discard(packet.pts or 0)
+                if not missing_ids:  # the decoder holds frames back, to bring later ones into order
+                    yield from context.decode(None)
+                    return
 
 
-def _decode_by_seeking(decoder: _VideoDecoder, frame_numbers: list[int]) -> Iterator[tuple[float, VideoFrame]]:
-    """Yield (time, frame) of each number, seeking to the keyframe before it if that saves decoding."""
-    if decoder.video_index.uses_frame_numbers:
-        raise _SeekFailed
+def _decode_by_seeking(decoder: _VideoDecoder, segments: list[_Segment]) -> Iterator[tuple[float, VideoFrame]]:
+    """Yield (time, frame) of each number, seeking to each segment's keyframe."""
     video_index = decoder.video_index
-    keyframe_ids = [pts for pts, _ in video_index.keyframes]
-    frame_ids = video_index.frame_ids[frame_numbers].tolist()
-    needed_ids = frozenset(frame_ids)
-    reached = keyframe_ids[0]  # the id of the last decoded frame
-    packets = _read_packets(decoder.container, decoder.stream)
-    frames = _track_damage(decoder.decode_packets(packets, needed_ids))
-    for number, frame_id in zip(frame_numbers, frame_ids, strict=True):
-        key = bisect_right(keyframe_ids, frame_id) - 1
-        if key >= 0 and keyframe_ids[key] > reached:
-            packets = decoder.seek(video_index.keyframes[key])
-            frames = _track_damage(decoder.decode_packets(packets, needed_ids))
-        reached = frame_id
-        target = next((pair for pair in frames if pair[0].pts is None or pair[0].pts >= frame_id), None)
-        if target is None:
-            raise _SeekFailed
-        frame, is_intact = target
-        if frame.pts != frame_id or not is_intact:
-            raise _SeekFailed
-        yield float(video_index.times[number]), frame
+    if video_index.uses_frame_numbers:
+        raise _SeekFailed
+    for segment in segments:
+        if segment.keyframe is None:
+            packets = _read_packets(decoder.container, decoder.stream)
+        else:
+            packets = decoder.seek(segment.keyframe)
+        frame_ids = video_index.frame_ids[segment.numbers].tolist()
+        frames = _track_damage(decoder.decode_packets(packets, frame_ids))
+        for number, frame_id in zip(segment.numbers, frame_ids, strict=True):
+            target = next((pair for pair in frames if pair[0].pts is None or pair[0].pts >= frame_id), None)
+            if target is None:
+                raise _SeekFailed
+            frame, is_intact = target
+            if frame.pts != frame_id or not is_intact:
+                raise _SeekFailed
+            yield float(video_index.times[number]), frame
 
 
-def _decode_from_start(decoder: _VideoDecoder, frame_numbers: list[int]) -> Iterator[tuple[float, VideoFrame]]:
+def _decode_from_start(decoder: _VideoDecoder, segments: list[_Segment]) -> Iterator[tuple[float, VideoFrame]]:
     """Yield (time, frame) of each number, decoding from the start: the last frame whose id isn't greater."""
     video_index = decoder.video_index
-    remaining_ids = video_index.frame_ids[frame_numbers].tolist()[::-1]
+    numbers = [number for segment in segments for number in segment.numbers]
+    remaining_ids = video_index.frame_ids[numbers].tolist()[::-1]
     latest: tuple[float, VideoFrame] | None = None
     is_latest_intact = True
     packets = _read_packets(decoder.container, decoder.stream)
-    frames = _track_damage(decoder.decode_packets(packets, frozenset()))
+    frames = _track_damage(decoder.decode_packets(packets))
     for count, (frame, is_intact) in enumerate(frames):
         frame_id = count if video_index.uses_frame_numbers else frame.pts
         if frame_id is None:
