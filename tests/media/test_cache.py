@@ -94,12 +94,12 @@ def test_only_missing_frames_are_decoded(clips, decoded_times):
 
 
 def test_evicted_frames_are_decoded_again(clips, decoded_times):
-    loader = CachingMediaLoader(cache_bytes=2 * 96 * 64 * 3)
+    loader = CachingMediaLoader(memory_bytes=2 * 96 * 64 * 3)
     images = asyncio.run(loader.load_frames(clips[0], TIMES, **SMALL))
     assert [read_number(loader.load_pixels(image)) for image in images] == [12, 25, 37, 50]
     assert len(decoded_times) > 4
-    assert loader._pixels.total_cost <= 2 * 96 * 64 * 3
-    uncached = CachingMediaLoader(cache_bytes=0)
+    assert loader.store.total_bytes <= 2 * 96 * 64 * 3
+    uncached = CachingMediaLoader(memory_bytes=0)
     image = asyncio.run(uncached.load_frames(clips[1], [1.0], **SMALL))[0]
     assert read_number(uncached.load_pixels(image)) == 25
 
@@ -118,7 +118,7 @@ def test_pixels_are_read_only(clips):
 
 def test_a_changed_file_raises(tmp_path):
     path = make(str(tmp_path / "clip.mp4"))
-    loader = CachingMediaLoader(cache_bytes=0)
+    loader = CachingMediaLoader(memory_bytes=0)
     (image,) = asyncio.run(loader.load_frames(path, [1.0], **SMALL))
     make(path, count=50)
     with raises(MediaError, key=path):
@@ -144,6 +144,7 @@ def test_errors_reach_all_requests_and_are_not_cached(tmp_path, workers):
     with raises(MediaError, key=path, value=99.0):
         asyncio.run(loader.load_frames(path, [0.0, 99.0], **SMALL))
     assert not loader._jobs
+    assert not loader._requests_by_key
 
 
 def test_cancelling_a_request_does_not_cancel_others(clips, monkeypatch):

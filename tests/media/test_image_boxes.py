@@ -61,9 +61,9 @@ def test_a_box_that_is_not_cached_is_decoded_again(noise):
     image = asyncio.run(loader.load_image(path, box=(10, 20, 100, 110), **SIZE))
     expected = loader.load_pixels(image).copy()
     assert np.array_equal(CachingMediaLoader().load_pixels(image), expected)
-    assert np.array_equal(CachingMediaLoader(cache_bytes=1).load_pixels(image), expected)
+    assert np.array_equal(CachingMediaLoader(memory_bytes=1).load_pixels(image), expected)
     # a cache too small for the full image gives the same result
-    other = asyncio.run(CachingMediaLoader(cache_bytes=1).load_image(path, box=(10, 20, 100, 110), **SIZE))
+    other = asyncio.run(CachingMediaLoader(memory_bytes=1).load_image(path, box=(10, 20, 100, 110), **SIZE))
     assert other == image
     Image.new("RGB", (160, 120)).save(path)
     with raises(MediaError, key=path):

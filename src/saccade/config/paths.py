@@ -15,6 +15,7 @@ from saccade.utils.files import resolve_path
 FILE_KEYS = (
     "model.path",
     "synthetic.haystack",
+    "media.folder",
     *(f"data.{name}" for name in ("train", "validation", "test", "demonstrations", "media_root")),
 )
 _YAML_SUFFIXES = (".yaml", ".yml")

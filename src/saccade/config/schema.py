@@ -424,6 +424,19 @@ class SamplingConfig(Section):
     episode_timeout: NonNegativeFloat = 0.0  # time after which an episode is aborted, seconds; 0 = no limit
 
 
+class MediaConfig(Section):
+    """How videos and images are decoded, and where their scaled pixels are stored, so that each is decoded once."""
+
+    memory_bytes: NonNegativeInt = 2**31  # pixels that a process keeps in memory, bytes
+    # folder of a store that processes and runs share, local or on a shared file system; empty = none: the pixels of
+    # a long video are larger than the video, and only you know which disk has room for them
+    folder: str = ""
+    disk_bytes: PositiveInt = 2**36  # size of that store; those unused for longest are deleted first, bytes
+    # threads that decode; null = one per CPU, but none with the local engine on a CPU, which samples in the event
+    # loop: the order of its requests, and with it their rounding, would depend on time. 0 = in the event loop
+    decode_threads: NonNegativeInt | None = None
+
+
 class RayConfig(Section):
     """Rollout workers on a Ray cluster. A worker is a process with its own sandboxes, media cache and engine client."""
 
@@ -785,6 +798,7 @@ class Recipe(Section):
     model: ModelConfig = ModelConfig()  # checkpoint
     synthetic: SyntheticConfig = SyntheticConfig()  # synthetic dataset
     data: DataConfig = DataConfig()  # files of tasks and demonstrations
+    media: MediaConfig = MediaConfig()  # decoding and storing videos and images
     environment: PluginConfig = PluginConfig(name="parallel_crop")  # default environment
     # environments by the name that tasks select with their `environment`; all other tasks use `environment`
     environments: dict[str, EnvironmentConfig] = Field(default_factory=dict)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import PIL
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
@@ -19,6 +20,7 @@ from saccade.media import hashing
 from saccade.protocols import PixelBudget
 from saccade.utils.files import create_folder, write_atomically
 
+LIBRARY_VERSION = f"Pillow {PIL.__version__}"
 MAX_PIXELS = 2**27  # pixels; a larger image is treated as a decompression bomb
 MAX_ASPECT_RATIO = 200
 # The only decoders that open a file, whatever its name: others start programs, such as Ghostscript for EPS.

@@ -9,6 +9,7 @@ first displayable frame, never frame numbers. The result of a seek is always ver
 returns an undamaged frame with exactly the expected id.
 """
 
+import io
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ from saccade.media import hashing
 from saccade.protocols import VideoInfo
 
 END_TOLERANCE = 0.5  # seconds after the end at which the last frame is still shown
+LIBRARY_VERSIONS = tuple(f"{name} {version}" for name, version in sorted(av.library_versions.items()))
 MULTITHREADED_MIN_PIXELS = 640 * 360  # pixels per frame above which several threads are faster
 
 _Packet: TypeAlias = "Packet[VideoStream]"
@@ -78,6 +80,26 @@ class VideoIndex:
     frame_ids: NDArray[np.int64]
     time_base: float
     keyframes: tuple[tuple[int, int], ...]
+
+    def to_bytes(self) -> bytes:
+        """Return the timeline without the file's path and identity, for `from_bytes`."""
+        buffer = io.BytesIO()
+        info, keyframes = self.info, np.array(self.keyframes, np.int64).reshape(-1, 2)
+        header = np.array([info.duration, self.time_base, info.width, info.height], np.float64)
+        np.savez(buffer, header=header, times=self.times, frame_ids=self.frame_ids, keyframes=keyframes)
+        return buffer.getvalue()
+
+    @staticmethod
+    def from_bytes(path: str, content: bytes) -> "VideoIndex":
+        """Return the timeline of the file at `path`, whose digest must be that of the indexed one."""
+        arrays = np.load(io.BytesIO(content), allow_pickle=False)
+        duration, time_base, width, height = arrays["header"].tolist()
+        times, digest = arrays["times"], hashing.compute_file_digest(path)
+        keyframes = tuple((pts, dts) for pts, dts in arrays["keyframes"].tolist())
+        info = VideoInfo(
+            path=path, digest=digest, duration=duration, num_frames=len(times), width=int(width), height=int(height)
+        )
+        return VideoIndex(info, hashing.get_file_identity(path), times, arrays["frame_ids"], time_base, keyframes)
 
     @property
     def uses_frame_numbers(self) -> bool:
@@ -199,54 +221,66 @@ class _Segment(NamedTuple):
     cost: int  # frames from the keyframe to the last of the numbers
 
 
-_Strategy: TypeAlias = Callable[["_VideoDecoder", list[_Segment]], Iterator[tuple[float, VideoFrame]]]
+Size: TypeAlias = tuple[int, int]  # width, height
+_Strategy: TypeAlias = Callable[["_VideoDecoder", list[_Segment]], Iterator[tuple[int, float, VideoFrame]]]
 
 
 def decode_frames(
     video_index: VideoIndex,
     times: Sequence[float],
     *,
-    size: tuple[int, int] | None = None,
+    size: Size | None = None,
+    sizes: Sequence[Size] | None = None,
     threads: int = 1,
     is_cancelled: Callable[[], bool] = bool,
 ) -> list[Frame]:
-    """Decode the frames shown at `times` (seconds, any order), scaled to `size` (width, height; None: display size).
+    """Decode the frames shown at `times` (seconds, any order) in one pass over the file.
 
-    `threads` are used for large frames only: each decodes other segments of the file, or all share the only one.
-    Raises MediaError if a time is after the end, if the file has changed since it was indexed, if damage makes a frame
-    undecodable, or once `is_cancelled()` is true.
+    They are scaled to `size` (width, height), or to `sizes`, one for each time; None is the display size. `threads` are
+    used for large frames only: each decodes other segments of the file, or all share the only one. Raises MediaError if
+    a time is after the end, if the file has changed since it was indexed, if damage makes a frame undecodable, or once
+    `is_cancelled()` is true.
     """
     path, info = video_index.info.path, video_index.info
     numbers = [video_index.find_frame_number(time) for time in times]
+    sizes = sizes or [size or (info.width, info.height)] * len(numbers)
+    sizes_by_number: dict[int, set[Size]] = {}
+    for number, frame_size in zip(numbers, sizes, strict=True):
+        sizes_by_number.setdefault(number, set()).add(frame_size)
     if hashing.get_file_identity(path) != video_index.identity:
         message = f"{path} has changed while it was in use; leave it as it is, or start again"
         raise MediaError(message, key=path)
-    segments = _split_into_segments(video_index, sorted(set(numbers)))
+    segments = _split_into_segments(video_index, sorted(sizes_by_number))
     threads = threads if info.width * info.height >= MULTITHREADED_MIN_PIXELS else 1
 
-    def decode(strategy: _Strategy, segments: list[_Segment], threads: int) -> list[Frame]:
-        scaler, target_size = VideoReformatter(), size or (info.width, info.height)
+    def decode(strategy: _Strategy, segments: list[_Segment], threads: int) -> dict[tuple[int, Size], Frame]:
+        scaler = VideoReformatter()
         with _open_video(path, threads) as (container, stream):
             # Each frame is scaled before the next is decoded.
-            frames = strategy(_VideoDecoder(video_index, container, stream, is_cancelled), segments)
-            return [Frame(time, _scale_upright(frame, target_size, scaler)) for time, frame in frames]
+            return {
+                (number, frame_size): Frame(time, _scale_upright(frame, frame_size, scaler))
+                for number, time, frame in strategy(
+                    _VideoDecoder(video_index, container, stream, is_cancelled), segments
+                )
+                for frame_size in sizes_by_number[number]
+            }
 
     with convert_errors(MediaError, f"{path} can't be decoded; re-encode it", key=path):
         try:
             shares = _share_segments(segments, threads)
-            if len(shares) > 1:
-                with ThreadPoolExecutor(len(shares), thread_name_prefix="saccade-segments") as pool:
-                    frames = list(chain.from_iterable(pool.map(lambda share: decode(_decode_by_seeking, share, 1), shares)))
-            else:
+            if len(shares) == 1:
                 frames = decode(_decode_by_seeking, segments, threads)
+            else:
+                with ThreadPoolExecutor(len(shares), thread_name_prefix="saccade-segments") as pool:
+                    decoded = pool.map(lambda share: decode(_decode_by_seeking, share, 1), shares)
+                    frames = {key: frame for part in decoded for key, frame in part.items()}
         except (_SeekFailed, _CorruptVideo):
             try:
                 frames = decode(_decode_from_start, segments, threads)
             except _CorruptVideo as error:
                 message = f"{path} is damaged: {error}; re-encode it, or ask for times before that"
                 raise MediaError(message, key=path) from error
-    frames_by_number = dict(zip((number for segment in segments for number in segment.numbers), frames, strict=True))
-    return [frames_by_number[number] for number in numbers]
+    return [frames[number, frame_size] for number, frame_size in zip(numbers, sizes, strict=True)]
 
 
 def _split_into_segments(video_index: VideoIndex, numbers: list[int]) -> list[_Segment]:
@@ -305,7 +339,7 @@ class _VideoDecoder:
     def decode_packets(self, packets: Iterable[_Packet], needed_ids: Iterable[int] = ()) -> Iterator[VideoFrame]:
         """Yield the frames of `packets`.
 
-        Given `needed_ids`, skip H.264 non-reference frames that aren't needed, and end when all needed ones are decoded.
+        Given `needed_ids`, skip H.264 non-reference frames that aren't needed, and end after the needed ones.
         """
         context = self.stream.codec_context
         missing_ids = set(needed_ids)
@@ -325,8 +359,8 @@ class _VideoDecoder:
                     return
 
 
-def _decode_by_seeking(decoder: _VideoDecoder, segments: list[_Segment]) -> Iterator[tuple[float, VideoFrame]]:
-    """Yield (time, frame) of each number, seeking to each segment's keyframe."""
+def _decode_by_seeking(decoder: _VideoDecoder, segments: list[_Segment]) -> Iterator[tuple[int, float, VideoFrame]]:
+    """Yield (number, time, frame) of each number, seeking to each segment's keyframe."""
     video_index = decoder.video_index
     if video_index.uses_frame_numbers:
         raise _SeekFailed
@@ -344,14 +378,14 @@ def _decode_by_seeking(decoder: _VideoDecoder, segments: list[_Segment]) -> Iter
             frame, is_intact = target
             if frame.pts != frame_id or not is_intact:
                 raise _SeekFailed
-            yield float(video_index.times[number]), frame
+            yield number, float(video_index.times[number]), frame
 
 
-def _decode_from_start(decoder: _VideoDecoder, segments: list[_Segment]) -> Iterator[tuple[float, VideoFrame]]:
-    """Yield (time, frame) of each number, decoding from the start: the last frame whose id isn't greater."""
+def _decode_from_start(decoder: _VideoDecoder, segments: list[_Segment]) -> Iterator[tuple[int, float, VideoFrame]]:
+    """Yield (number, time, frame) of each, decoding from the start: the last frame whose id isn't greater."""
     video_index = decoder.video_index
     numbers = [number for segment in segments for number in segment.numbers]
-    remaining_ids = video_index.frame_ids[numbers].tolist()[::-1]
+    remaining = list(zip(video_index.frame_ids[numbers].tolist(), numbers, strict=True))[::-1]
     latest: tuple[float, VideoFrame] | None = None
     is_latest_intact = True
     packets = _read_packets(decoder.container, decoder.stream)
@@ -360,19 +394,17 @@ def _decode_from_start(decoder: _VideoDecoder, segments: list[_Segment]) -> Iter
         frame_id = count if video_index.uses_frame_numbers else frame.pts
         if frame_id is None:
             continue
-        while remaining_ids and latest and remaining_ids[-1] < frame_id:
-            yield _require_intact(latest, is_latest_intact)
-            remaining_ids.pop()
+        while remaining and latest and remaining[-1][0] < frame_id:
+            yield remaining.pop()[1], *_require_intact(latest, is_latest_intact)
         latest, is_latest_intact = (video_index.compute_frame_time(frame_id), frame), is_intact
-        if remaining_ids and remaining_ids[-1] == frame_id:
-            yield _require_intact(latest, is_latest_intact)
-            remaining_ids.pop()
-        if not remaining_ids:
+        if remaining and remaining[-1][0] == frame_id:
+            yield remaining.pop()[1], *_require_intact(latest, is_latest_intact)
+        if not remaining:
             return
-    for _ in remaining_ids:
+    for _, number in reversed(remaining):
         if latest is None:
             raise _CorruptVideo("nothing in it can be decoded")
-        yield _require_intact(latest, is_latest_intact)
+        yield number, *_require_intact(latest, is_latest_intact)
 
 
 def _track_damage(frames: Iterable[VideoFrame]) -> Iterator[tuple[VideoFrame, bool]]:

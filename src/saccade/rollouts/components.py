@@ -45,7 +45,7 @@ class RolloutComponents:
         if "backbone" in inspect.signature(plugins.load("engines", recipe.engine.name)).parameters:
             return TrainingComponents.from_recipe(recipe)
         environments, score_fn = TaskEnvironments.from_recipe(recipe), compose_task_rewards(recipe)
-        media = CachingMediaLoader()
+        media = CachingMediaLoader.from_config(recipe.media)
         dependencies: dict[str, Any] = {"media": media, "context_length": environments.max_context_tokens}
         if uses_chat_engine(recipe):
             engine = _build_engine(recipe, **dependencies)
@@ -107,11 +107,10 @@ class TrainingComponents(RolloutComponents):
         environments, score_fn = TaskEnvironments.from_recipe(recipe), compose_task_rewards(recipe)
         torch.set_num_threads(recipe.model.num_threads)
         backbone = (load_backbone or _load_backbone)(recipe.model)
-        needs_copy = (
-            load_backbone is not None
-            and "backbone" in inspect.signature(plugins.load("engines", recipe.engine.name)).parameters
-        )
-        media = CachingMediaLoader(workers=0 if backbone.device.type == "cpu" else 4)
+        samples_here = "backbone" in inspect.signature(plugins.load("engines", recipe.engine.name)).parameters
+        needs_copy = load_backbone is not None and samples_here
+        is_inline = samples_here and backbone.device.type == "cpu"
+        media = CachingMediaLoader.from_config(recipe.media, is_inline=is_inline)
         engine = _build_engine(
             recipe,
             backbone=_load_backbone(recipe.model) if needs_copy else backbone,
