@@ -1,7 +1,7 @@
 """Parts of `gpu_step.py`: a model of any size with random weights, and fake media, renderer, engine and reward."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,6 +150,10 @@ class NoiseMediaLoader:
         """Return noise, uint8 RGB."""
         rng = np.random.default_rng(derive_seed(image.key))
         return rng.integers(0, 256, (image.height, image.width, 3), dtype=np.uint8)
+
+    def load_all_pixels(self, images: Collection[ImageRef]) -> Mapping[str, np.ndarray]:
+        """Return the noise of each image by its key."""
+        return {image.key: self.load_pixels(image) for image in images}
 
 
 class CallingRenderer(ChatRenderer):

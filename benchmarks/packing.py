@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         sides = {
             make.__name__: lambda make=make, samples=samples: train_step(
-                backbone, optimizer, make(samples, backbone), loss, load_pixels=NoiseMediaLoader().load_pixels
+                backbone, optimizer, make(samples, backbone), loss, load_all_pixels=NoiseMediaLoader().load_all_pixels
             )
             for make in (packed, padded)
         }

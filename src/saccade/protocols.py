@@ -1,7 +1,7 @@
 """Define the interfaces of media loaders, renderers, engines, environments and rewards."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +70,9 @@ class MediaLoader(Protocol):
 
     def load_pixels(self, image: ImageRef) -> Any:
         """Return the pixels, a numpy array uint8 RGB [height, width, 3]; decode again if they are not cached."""
+
+    def load_all_pixels(self, images: Collection[ImageRef]) -> Mapping[str, Any]:
+        """Return the pixels of each image by its key, in one pass over each file."""
 
 
 class Renderer(Protocol):

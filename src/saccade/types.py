@@ -411,7 +411,7 @@ class UngradedEpisode:
     reason: str  # why it has no score
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class Group:
     """The episodes of one prompt that are compared with each other."""
 

@@ -36,6 +36,9 @@ class Media:
         rng = np.random.default_rng(int(image.digest))
         return rng.integers(0, 256, (image.height, image.width, 3), dtype=np.uint8)
 
+    def load_all_pixels(self, images):
+        return {image.key: self.load_pixels(image) for image in images}
+
 
 @pytest.fixture(scope="module", params=["qwen3_vl", "qwen2_5_vl"])
 def folder(request, tmp_path_factory) -> str:
@@ -100,7 +103,7 @@ def update(backbone: Backbone, times: int = 2, lr: float = 1e-2) -> Optimizer:
         return -(torch.from_numpy(batch.advantage_N) * logp).sum(), {"tokens": torch.tensor(float(len(logp)))}
 
     for _ in range(times):
-        train_step(backbone, optimizer, batches_of(backbone), loss, load_pixels=Media().load_pixels)
+        train_step(backbone, optimizer, batches_of(backbone), loss, load_all_pixels=Media().load_all_pixels)
     return optimizer
 
 

@@ -156,19 +156,19 @@ def abort_an_order(workspace, samples, out: Path) -> None:
     """Fail on rank 0 while it prepares a wave, then update the policy: the other ranks must drop the order."""
     case = CASES["rl"]
     components = load_components(workspace, case)
-    load_pixels, calls = components.media.load_pixels, []
+    load_all_pixels, calls = components.media.load_all_pixels, []
 
-    def fail(image):
-        calls.append(image)
+    def fail(images):
+        calls.append(images)
         if len(calls) == 3:
             raise MediaError("no such file", key="pixels")
-        return load_pixels(image)
+        return load_all_pixels(images)
 
-    components.media.load_pixels = fail
+    components.media.load_all_pixels = fail
     try:
         update_repeatedly(components, out, samples[:1])
     except MediaError as error:
-        components.media.load_pixels = load_pixels
+        components.media.load_all_pixels = load_all_pixels
         rows = update_repeatedly(components, out, samples[:1])
         (out / "aborted.json").write_text(json.dumps({"key": error.key, "rows": rows}))
 
@@ -205,7 +205,9 @@ def fail_on_rank_one(workspace, samples, out: Path, loss_fn=FailOnRankOne()) -> 
     optimizer = create_optimizer(components.backbone, settings.optim, 1)
     for _ in range(2):
         try:
-            train_step(components.backbone, optimizer, batches, loss_fn, load_pixels=components.media.load_pixels)
+            train_step(
+                components.backbone, optimizer, batches, loss_fn, load_all_pixels=components.media.load_all_pixels
+            )
         except RunError as error:
             errors.append(str(error))
     (out / "errors.json").write_text(json.dumps(errors))

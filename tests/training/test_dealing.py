@@ -83,10 +83,10 @@ def test_pixels_are_loaded_once_per_micro_batch_at_most_one_wave_ahead():
     batches = [replace(build_batch("00"), images=(IMAGE, IMAGE)) for _ in range(4)]
     loaded, checks, next_wave = [], [], threading.Semaphore(0)
 
-    def load(image):
+    def load(images):
         loaded.append(threading.current_thread())
         next_wave.release()
-        return "pixels"
+        return {image.key: "pixels" for image in images}
 
     waves = deal_waves(batches, 1, load, lambda: checks.append(1))
     for count in range(1, 5):

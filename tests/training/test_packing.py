@@ -26,6 +26,10 @@ def load_pixels(image: ImageRef) -> np.ndarray:
     return rng.integers(0, 256, (image.height, image.width, 3), dtype=np.uint8)
 
 
+def load_all_pixels(images):
+    return {image.key: load_pixels(image) for image in images}
+
+
 @pytest.fixture(scope="module", params=["qwen3_vl", "qwen2_5_vl"])
 def backbone(request, tmp_path_factory) -> Backbone:
     folder = tmp_path_factory.mktemp(request.param) / "model"
@@ -299,7 +303,7 @@ def run_train_step(folder, num_threads):
         return -(torch.from_numpy(batch.advantage_N) * logp_N).sum(), {"tokens": torch.tensor(float(len(logp_N)))}
 
     with torch.enable_grad():
-        return train_step(backbone, optimizer, batches, loss, load_pixels=load_pixels), optimizer.gradients
+        return train_step(backbone, optimizer, batches, loss, load_all_pixels=load_all_pixels), optimizer.gradients
 
 
 @pytest.mark.slow
@@ -384,7 +388,7 @@ def test_a_step_that_exceeds_memory_equals_one_with_enough(backbone, kind, where
 
     def step():
         with torch.enable_grad():
-            report = train_step(backbone, optimizer, batches, loss, load_pixels=load_pixels)
+            report = train_step(backbone, optimizer, batches, loss, load_all_pixels=load_all_pixels)
         return report, optimizer.gradients
 
     backbone.model.zero_grad(set_to_none=True)

@@ -371,6 +371,8 @@ class ModelConfig(Section):
     # how training computes the attention of packed rows: branchwise = one call per branch, on any device; varlen = one
     # call of FlashAttention per micro-batch, on CUDA in bfloat16. Both are exact and make no mask
     attention: Literal["branchwise", "varlen"] = "branchwise"
+    # features of images that a frozen vision tower keeps on the device through the passes of a policy update, bytes
+    vision_cache_bytes: NonNegativeInt = 2**31
     activation_checkpointing: bool = False  # recompute activations in the backward pass to save memory
     lora_rank: NonNegativeInt = 0  # rank of LoRA adapters on the text model's linear layers; 0 = no adapters
     # weights that training changes; language_model = all but the vision tower and its projector. Without effect on

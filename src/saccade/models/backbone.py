@@ -12,7 +12,7 @@ import functools
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -32,7 +32,7 @@ from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io, lora
 from saccade.models.attention import PackedTrees, Segment, VarlenIndex, attend_packed, require_varlen
 from saccade.models.checkpoint_files import IGNORED_FILES, METADATA_SUFFIXES
-from saccade.models.policy import KVStore, Policy, PolicyInputs, VisionFeatures, VisionPass
+from saccade.models.policy import FeatureCache, KVStore, Policy, PolicyInputs, VisionFeatures, VisionPass
 from saccade.utils.text import join_examples
 
 PEFT_CONFIG = "adapter_config.json"
@@ -40,6 +40,7 @@ _ATTENTION_IMPLEMENTATIONS = {"": "sdpa", "text_config": "saccade", "vision_conf
 MAX_ATTENTION_QUERIES = 2048  # per attention call: bounds the memory of kernels that materialize scores and mask
 MAX_VISION_TOKENS = 4096  # per pass of the vision tower: about 80 frames of 50,176 pixels
 LoadPixels = Callable[[ImageRef], np.ndarray]  # uint8 RGB [height, width, 3]
+LoadAllPixels = Callable[[Collection[ImageRef]], Mapping[str, np.ndarray]]  # the same of several images, by their keys
 _logger = logging.getLogger("saccade")
 
 
@@ -163,6 +164,10 @@ class Backbone:
             )
         if settings.trained_weights == "language_model":
             self.model.model.visual.requires_grad_(False)
+        is_tower_frozen = not any(parameter.requires_grad for parameter in self.model.model.visual.parameters())
+        # Within a policy update: kept longer, a resumed run would compute some in passes with other images, whose
+        # rounding differs.
+        self.frozen_features = FeatureCache(settings.vision_cache_bytes if is_tower_frozen else 0)
         self.language_model: Any = self.model.model.language_model
         self.image_token_id: int = self.model.config.image_token_id
         self.policy = Policy(
@@ -256,6 +261,24 @@ class Backbone:
         """Return the features of each image, in passes of the vision tower of bounded size."""
         passes = self.iterate_vision_passes(images, load_pixels)
         return [features for vision_pass in passes for features in self.policy.encode_patches(*vision_pass)]
+
+    @contextlib.contextmanager
+    def share_features(self) -> Iterator[None]:
+        """Encode each image once in the block, if the vision tower is frozen."""
+        self.frozen_features.clear()
+        try:
+            yield
+        finally:
+            self.frozen_features.clear()
+
+    @torch.no_grad()
+    def cache_frozen_features(self, images: Iterable[ImageRef], load_pixels: LoadPixels) -> None:
+        """Encode images once for all passes of a policy update, if the vision tower is frozen and there is room."""
+        if not self.frozen_features.has_room:
+            return
+        new = [image for image in images if image.key not in self.frozen_features]
+        for image, features in zip(new, self.encode_images(new, load_pixels), strict=True):
+            self.frozen_features.add(image.key, features)
 
     def iterate_vision_passes(self, images: Sequence[ImageRef], load_pixels: LoadPixels) -> Iterator[VisionPass]:
         """Yield the images' patches, in passes of the vision tower of bounded size."""

@@ -50,6 +50,37 @@ class VisionFeatures:
         )
 
 
+class FeatureCache:
+    """Features of images by key, at most `max_bytes`: the first ones, as all are needed again in the same order."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.total_bytes = max_bytes, 0
+        self._features: dict[str, VisionFeatures] = {}
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether features may be added."""
+        return self.total_bytes < self.max_bytes
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._features
+
+    def get(self, key: str) -> VisionFeatures | None:
+        """Return an image's features, if they are cached."""
+        return self._features.get(key)
+
+    def add(self, key: str, features: VisionFeatures) -> None:
+        """Cache an image's features if there is room."""
+        if self.total_bytes + features.nbytes <= self.max_bytes:
+            self._features[key] = features
+            self.total_bytes += features.nbytes
+
+    def clear(self) -> None:
+        """Drop all features."""
+        self._features.clear()
+        self.total_bytes = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyInputs:
     """Packed rows on the policy's device, and which of their tokens are trained."""
@@ -61,6 +92,8 @@ class PolicyInputs:
     predictor_N: Tensor  # index in its row of the token that predicts it
     token_N: Tensor  # its id
     vision_passes: Iterable[VisionPass] = ()  # the distinct images; iterated once, in the forward pass
+    # features of the distinct images, None for those of `vision_passes`; empty if all are there
+    image_features: Sequence[VisionFeatures | None] = ()
     image_indices: Sequence[int] = ()  # of the rows' images, in row order, into those of the passes
 
 
@@ -84,9 +117,11 @@ class Policy(nn.Module):
 
     def forward(self, inputs: PolicyInputs, temperature: float) -> tuple[Tensor, Tensor]:
         """Return logprobs [N] and entropies [N] (detached) of the trained tokens under the sampling distribution."""
-        images = [
+        encoded = [
             features for patches, grids in inputs.vision_passes for features in self.encode_patches(patches, grids)
         ]
+        new = iter(encoded)
+        images = [next(new) if features is None else features for features in inputs.image_features] or encoded
         features = VisionFeatures.cat([images[index] for index in inputs.image_indices]) if images else None
         hidden = self.compute_hidden_states(inputs.ids_BT, inputs.positions_3BT, inputs.trees, features=features)
         logp_N, entropy_N = self._score_tokens(hidden[inputs.row_N, inputs.predictor_N], inputs.token_N, temperature)

@@ -20,7 +20,7 @@ import inspect
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -132,6 +132,10 @@ class FakeMediaLoader:
         """Return uint8 [height, width, 3] of one color, which depends on the time."""
         red = int(image.time or 0) % 256
         return np.full((image.height, image.width, 3), (red, 255 - red, 128), dtype=np.uint8)
+
+    def load_all_pixels(self, images: Collection[ImageRef]) -> Mapping[str, Any]:
+        """Return the pixels of each image by its key."""
+        return {image.key: self.load_pixels(image) for image in images}
 
 
 # ---- tools ---------------------------------------------------------------------------------------------------------

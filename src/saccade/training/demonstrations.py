@@ -13,7 +13,7 @@ environment would begin a thought in a reply that has none. A thought of its own
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -373,3 +373,7 @@ class HeaderLoader:
     def load_pixels(self, image: ImageRef) -> Any:
         """See MediaLoader."""
         return self.loader.load_pixels(image)
+
+    def load_all_pixels(self, images: Collection[ImageRef]) -> Mapping[str, Any]:
+        """See MediaLoader."""
+        return self.loader.load_all_pixels(images)

@@ -26,6 +26,7 @@ from saccade.algorithms.policy_loss import (
 from saccade.algorithms.ratios import k1, k3
 from saccade.config.schema import KlConfig, RlConfig
 from saccade.errors import EngineError
+from saccade.models.backbone import LoadPixels
 from saccade.rollouts.components import TrainingComponents
 from saccade.training.background import CheckCancelled
 from saccade.training.distributed.backbone import DividedBackbone, DividedOptimizer, DividedReference
@@ -36,6 +37,7 @@ from saccade.training.train_step import (
     StepReport,
     detect_full_memory,
     forward,
+    load_ahead,
     merge_reports,
     pack_samples,
     run_within_memory,
@@ -61,6 +63,18 @@ def update_policy(
     averaged over a mini-batch. `check_cancelled` is called before each micro-batch up to the first update. Raises
     EngineError if a packed token isn't the one that the engine sampled.
     """
+    with components.backbone.share_features():
+        return _update_policy(components, samples, settings, optimizer, reference, check_cancelled)
+
+
+def _update_policy(
+    components: TrainingComponents,
+    samples: Sequence[TrainingSample],
+    settings: RlConfig,
+    optimizer: Optimizer | DividedOptimizer,
+    reference: Reference | DividedReference | None,
+    check_cancelled: CheckCancelled,
+) -> StepReport:
     backbone, batches = components.backbone, list[Batch]()
     mini_batches: list[slice] = []  # of `batches`
     for mini_batch in split_mini_batches(samples, settings.mini_batches):
@@ -86,7 +100,7 @@ def update_policy(
     batches = [batch for part in mini_batches for batch in _weight_tokens(batches[part], settings)]
     version = components.engine.version
     loss_fn = build_policy_loss(settings, version)
-    load_pixels, temperature = components.media.load_pixels, components.recipe.sampling.temperature
+    load_all_pixels, temperature = components.media.load_all_pixels, components.recipe.sampling.temperature
     reports = list[StepReport]()
     for part in mini_batches * settings.epochs_per_batch:
         report = train_step(
@@ -94,7 +108,7 @@ def update_policy(
             optimizer,
             batches[part],
             loss_fn,
-            load_pixels=load_pixels,
+            load_all_pixels=load_all_pixels,
             temperature=temperature,
             # Between two updates of one batch the weights are those of no step, which no checkpoint can hold.
             check_cancelled=(lambda: None) if reports else check_cancelled,
@@ -160,14 +174,14 @@ def _compute_logprobs(
     components: TrainingComponents, batches: Sequence[Batch], check_cancelled: CheckCancelled
 ) -> list[np.ndarray]:
     """Return the current weights' logprobs of each micro-batch's tokens, without a gradient."""
-    temperature, load_pixels = components.recipe.sampling.temperature, components.media.load_pixels
+    temperature, load_all_pixels = components.recipe.sampling.temperature, components.media.load_all_pixels
     backbone = components.backbone
     if isinstance(backbone, DividedBackbone):
         return backbone.compute_logprobs(
-            batches, load_pixels=load_pixels, temperature=temperature, check_cancelled=check_cancelled
+            batches, load_all_pixels=load_all_pixels, temperature=temperature, check_cancelled=check_cancelled
         )
 
-    def compute(batch: Batch) -> np.ndarray:
+    def compute(batch: Batch, load_pixels: LoadPixels) -> np.ndarray:
         logp_N = np.zeros(len(batch.token_N), dtype=np.float32)
         for part, index_N in split_to_fit(batch, backbone.max_micro_batch_tokens):
             with detect_full_memory(part):
@@ -177,9 +191,9 @@ def _compute_logprobs(
 
     logprobs: list[np.ndarray] = []
     with torch.no_grad():
-        for batch in batches:
+        for batch, load_pixels in load_ahead(backbone, batches, load_all_pixels):
             check_cancelled()
-            logprobs.append(run_within_memory(backbone, partial(compute, batch)))
+            logprobs.append(run_within_memory(backbone, partial(compute, batch, load_pixels)))
     return logprobs
 
 

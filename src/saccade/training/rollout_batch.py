@@ -60,7 +60,7 @@ CANCELLED_ERROR = "cancelled: enough other groups of the step had ended (rl.sele
 STALE_ERROR = "cancelled: too old for the next step (rl.on_stale_group); the prompt is drawn again"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class RolloutBatch:
     """The groups that step `step` (from 0) trains on, and metrics of all groups collected for it."""
 
@@ -165,10 +165,18 @@ async def collect_batch(
         num_sampled_tokens=sum(episode.usage.sampled_tokens for episode in sampled),
         metrics=metrics,
     )
+    _pin_images(components, batch.groups, batch)
     requeued_positions = progress.list_surplus() if settings.selection.surplus == "requeue" else []
     if group_queue is not None:
         group_queue.complete_batch(requeued_positions)
     return batch, progress.prompt_sampler.requeue(requeued_positions)
+
+
+def _pin_images(components: TrainingComponents, groups: Iterable[Group], owner: RolloutBatch | Group) -> None:
+    """Keep the images of groups in memory until `owner` is dropped: after training on it, or without."""
+    episodes = (scored.episode for group in groups for scored in group.episodes)
+    ledgers = (conversation.ledger for episode in episodes for conversation in episode.walk())
+    components.media.pin((image for ledger in ledgers for image in ledger.images()), owner)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -315,6 +323,7 @@ async def collect_group(
     epochs = [derive_seed("group", version, position)]  # another version has other seeds: a prompt may be drawn again
     mixture = Mixture.from_tasks(tasks)
     [group] = await _collect(components, mixture, [position], epochs, on_discarded=on_discarded, run_fn=run_fn)
+    _pin_images(components, [group], group)
     return group
 
 

@@ -360,13 +360,13 @@ def update_model(
     """
     batches = pack_samples(components.backbone, samples, settings)
     loss_fn = MeanNegativeLogLikelihood(num_tokens=sum(len(batch.token_N) for batch in batches))
-    with torch.enable_grad():
+    with torch.enable_grad(), components.backbone.share_features():
         return train_step(
             components.backbone,
             optimizer,
             batches,
             loss_fn,
-            load_pixels=components.media.load_pixels,
+            load_all_pixels=components.media.load_all_pixels,
             check_cancelled=check_cancelled,
         )
 

@@ -5,8 +5,10 @@ Axis letters: B rows, T tokens, N trained tokens.
 
 import contextlib
 import gc
+import itertools
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
@@ -22,7 +24,7 @@ from saccade.config.schema import RlConfig, SftConfig
 from saccade.errors import RunError, SaccadeError
 from saccade.models import checkpoint_io
 from saccade.models.attention import find_segments
-from saccade.models.backbone import Backbone, LoadPixels
+from saccade.models.backbone import Backbone, LoadAllPixels, LoadPixels
 from saccade.models.policy import PolicyInputs
 from saccade.training.background import CheckCancelled
 from saccade.training.distributed.backbone import DividedBackbone, DividedOptimizer
@@ -93,6 +95,9 @@ def forward(backbone: Backbone, batch: Batch, *, load_pixels: LoadPixels, temper
     # Each distinct image is encoded once, however often the batch contains it.
     unique = {image.key: image for image in batch.images}
     index_by_key = {key: index for index, key in enumerate(unique)}
+    backbone.cache_frozen_features(unique.values(), load_pixels)
+    features = [backbone.frozen_features.get(key) for key in unique]
+    new_images = [image for image, known in zip(unique.values(), features, strict=True) if known is None]
     inputs = PolicyInputs(
         ids_BT=torch.from_numpy(batch.ids_BT).to(backbone.device),
         positions_3BT=torch.from_numpy(batch.positions_3BT).to(backbone.device),
@@ -100,11 +105,33 @@ def forward(backbone: Backbone, batch: Batch, *, load_pixels: LoadPixels, temper
         row_N=torch.from_numpy(batch.row_N).to(backbone.device),
         predictor_N=torch.from_numpy(batch.predictor_N).to(backbone.device),
         token_N=torch.from_numpy(batch.token_N).to(backbone.device),
-        vision_passes=backbone.iterate_vision_passes(list(unique.values()), load_pixels),
+        vision_passes=backbone.iterate_vision_passes(new_images, load_pixels),
+        image_features=features,
         image_indices=[index_by_key[image.key] for image in batch.images],
     )
     logp_N, entropy_N = backbone.policy(inputs, temperature)
     return logp_N, entropy_N
+
+
+def load_ahead(
+    backbone: Backbone, batches: Sequence[Batch], load_all_pixels: LoadAllPixels, *, ahead: int = 1
+) -> Iterator[tuple[Batch, LoadPixels]]:
+    """Yield each micro-batch with a function that returns its pixels; a thread loads the `ahead` next ones meanwhile.
+
+    Images whose features are known need no pixels.
+    """
+
+    def load(batch: Batch) -> LoadPixels:
+        images = {image.key: image for image in batch.images if image.key not in backbone.frozen_features}
+        pixels = load_all_pixels(images.values())
+        return lambda image: pixels[image.key]
+
+    with ThreadPoolExecutor(1, thread_name_prefix="saccade-pixels") as pool:
+        loading = deque(pool.submit(load, batch) for batch in batches[: 1 + ahead])
+        for index, batch in enumerate(batches):
+            load_pixels = loading.popleft().result()
+            loading.extend(pool.submit(load, later) for later in batches[index + 1 + ahead : index + 2 + ahead])
+            yield batch, load_pixels
 
 
 def train_step(
@@ -113,7 +140,7 @@ def train_step(
     batches: Sequence[Batch],
     loss_fn: LossFn,
     *,
-    load_pixels: LoadPixels,
+    load_all_pixels: LoadAllPixels,
     temperature: float = 1.0,
     check_cancelled: CheckCancelled = lambda: None,
 ) -> StepReport:
@@ -133,11 +160,15 @@ def train_step(
         parts = [part for batch in batches for part, _ in split_to_fit(batch, backbone.max_micro_batch_tokens)]
         if isinstance(backbone, DividedBackbone):
             return parts, backbone.accumulate_gradients(
-                parts, loss_fn, load_pixels=load_pixels, temperature=temperature, check_cancelled=check_cancelled
+                parts,
+                loss_fn,
+                load_all_pixels=load_all_pixels,
+                temperature=temperature,
+                check_cancelled=check_cancelled,
             )
         backbone.model.train()
         return parts, accumulate_gradients(
-            backbone, parts, compute_loss, load_pixels=load_pixels, temperature=temperature
+            backbone, parts, compute_loss, load_all_pixels=load_all_pixels, temperature=temperature
         )
 
     batches, results = run_within_memory(backbone, accumulate)
@@ -247,24 +278,24 @@ def require_finite_losses(batches: Sequence[Batch], results: Sequence[MicroBatch
 
 
 def accumulate_gradients(
-    backbone: Backbone, batches: Sequence[Batch], loss_fn: LossFn, *, load_pixels: LoadPixels, temperature: float
+    backbone: Backbone, batches: Sequence[Batch], loss_fn: LossFn, *, load_all_pixels: LoadAllPixels, temperature: float
 ) -> list[MicroBatchResult]:
     """Add up the gradients of micro-batches in this process; return each one's result.
 
     Raises MemoryExceededError if one doesn't fit in memory; the gradients are then useless.
     """
 
-    def compute_loss(batch: Batch) -> tuple[Tensor, float, Mapping[str, Tensor]]:
+    def compute_loss(batch: Batch, load_pixels: LoadPixels) -> tuple[Tensor, float, Mapping[str, Tensor]]:
         logp_N, entropy_N = forward(backbone, batch, load_pixels=load_pixels, temperature=temperature)
         loss, stats = loss_fn(batch, logp_N)
         return loss, float(entropy_N.sum()), stats
 
     if backbone.num_parallel_micro_batches > 1 and len(batches) > 1:
-        return _run_in_parallel(backbone, batches, compute_loss)
+        return _run_in_parallel(backbone, batches, compute_loss, load_all_pixels)
     results = []
-    for batch in batches:
+    for batch, load_pixels in load_ahead(backbone, batches, load_all_pixels):
         with detect_full_memory(batch):
-            loss, entropy, stats = compute_loss(batch)
+            loss, entropy, stats = compute_loss(batch, load_pixels)
             torch.autograd.backward(loss)
         results.append((float(loss.detach()), entropy, stats))
     return results
@@ -273,14 +304,16 @@ def accumulate_gradients(
 def _run_in_parallel(
     backbone: Backbone,
     batches: Sequence[Batch],
-    compute_loss: Callable[[Batch], tuple[Tensor, float, Mapping[str, Tensor]]],
+    compute_loss: Callable[[Batch, LoadPixels], tuple[Tensor, float, Mapping[str, Tensor]]],
+    load_all_pixels: LoadAllPixels,
 ) -> list[MicroBatchResult]:
     """Run one thread per micro-batch (several per operation scale worse); gradients are added in order."""
     num_threads, parameters = backbone.num_parallel_micro_batches, backbone.trainable_parameters
 
-    def compute_gradients(batch: Batch) -> tuple[MicroBatchResult, tuple[Tensor | None, ...]]:
+    def compute_gradients(loaded: tuple[Batch, LoadPixels]) -> tuple[MicroBatchResult, tuple[Tensor | None, ...]]:
+        batch, load_pixels = loaded
         with detect_full_memory(batch), torch.enable_grad():  # gradient mode is set per thread
-            loss, entropy, stats = compute_loss(batch)
+            loss, entropy, stats = compute_loss(batch, load_pixels)
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         return (float(loss.detach()), entropy, stats), gradients
 
@@ -288,8 +321,12 @@ def _run_in_parallel(
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(num_threads, thread_name_prefix="saccade-batch") as pool:
-            for start in range(0, len(batches), num_threads):  # bounds memory: at most one set of gradients per thread
-                for result, gradients in pool.map(compute_gradients, batches[start : start + num_threads]):
+            loaded = load_ahead(backbone, batches, load_all_pixels, ahead=num_threads)
+            # Bounds memory: at most one set of gradients per thread.
+            while group := list(itertools.islice(loaded, num_threads)):
+                for batch, load_pixels in group:  # not in the threads, or time would decide which pass has an image
+                    backbone.cache_frozen_features({image.key: image for image in batch.images}.values(), load_pixels)
+                for result, gradients in pool.map(compute_gradients, group):
                     results.append(result)
                     for parameter, gradient in zip(parameters, gradients, strict=True):
                         if gradient is not None:

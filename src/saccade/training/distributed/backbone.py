@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.errors import RunError
 from saccade.ledger import Ledger
-from saccade.models.backbone import Backbone, LoadPixels, StagedModel
+from saccade.models.backbone import Backbone, LoadAllPixels, LoadPixels, StagedModel
 from saccade.training.background import CheckCancelled
 from saccade.training.distributed.conductor import Conductor
 from saccade.training.distributed.dealing import count_waves, deal_waves
@@ -47,12 +47,12 @@ class DividedBackbone(Backbone):
         batches: Sequence[Batch],
         loss_fn: Any,
         *,
-        load_pixels: LoadPixels,
+        load_all_pixels: LoadAllPixels,
         temperature: float,
         check_cancelled: CheckCancelled,
     ) -> list[Any]:
         """Add up the micro-batches' gradients; return their results, in order."""
-        waves = self._deal(batches, load_pixels, check_cancelled)
+        waves = self._deal(batches, load_all_pixels, check_cancelled)
         has_images = any(batch.images for batch in batches)
         results = self.conductor.call("accumulate_gradients", loss_fn, temperature, has_images, **waves)
         return [result for _, result in results]
@@ -61,19 +61,19 @@ class DividedBackbone(Backbone):
         self,
         batches: Sequence[Batch],
         *,
-        load_pixels: LoadPixels,
+        load_all_pixels: LoadAllPixels,
         temperature: float,
         check_cancelled: CheckCancelled,
     ) -> list[np.ndarray]:
         """Return the logprobs [N] of each micro-batch's trained tokens, without a gradient."""
-        waves = self._deal(batches, load_pixels, check_cancelled)
+        waves = self._deal(batches, load_all_pixels, check_cancelled)
         return [logp_N for _, logp_N in self.conductor.call("compute_logprobs", temperature, **waves)]
 
     def _deal(
-        self, batches: Sequence[Batch], load_pixels: LoadPixels, check_cancelled: CheckCancelled
+        self, batches: Sequence[Batch], load_all_pixels: LoadAllPixels, check_cancelled: CheckCancelled
     ) -> dict[str, Any]:
         num_ranks = distributed.get_world_size()
-        waves = deal_waves(batches, num_ranks, load_pixels, check_cancelled)
+        waves = deal_waves(batches, num_ranks, load_all_pixels, check_cancelled)
         return {"waves": waves, "num_waves": count_waves(batches, num_ranks)}
 
     def create_reference(self, folder: str | None, reference_device: str) -> "DividedReference":

@@ -3,7 +3,7 @@
 A second thread loads the pixels of the next wave while the ranks train on one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from saccade.ledger import ImageRef
 from saccade.models.attention import find_segments
-from saccade.models.backbone import LoadPixels
+from saccade.models.backbone import LoadAllPixels
 from saccade.training.background import CheckCancelled
 from saccade.training.packing import Batch
 
@@ -31,9 +31,13 @@ class Deal:
         """Return an image's pixels, uint8 RGB [height, width, 3]."""
         return self.pixels[image.key]
 
+    def load_all_pixels(self, _: Collection[ImageRef]) -> Mapping[str, Any]:
+        """Return the pixels of all images, by key."""
+        return self.pixels
+
 
 def deal_waves(
-    batches: Sequence[Batch], num_ranks: int, load_pixels: LoadPixels, check_cancelled: CheckCancelled
+    batches: Sequence[Batch], num_ranks: int, load_all_pixels: LoadAllPixels, check_cancelled: CheckCancelled
 ) -> Iterator[list[Deal]]:
     """Yield waves of one micro-batch per rank, the most expensive first; pixels are loaded one wave ahead.
 
@@ -43,9 +47,8 @@ def deal_waves(
 
     def load_wave(start: int) -> list[Deal]:
         wave = [
-            Deal(index=index, batch=batches[index], pixels={image.key: load_pixels(image) for image in images})
+            Deal(index=index, batch=batches[index], pixels=load_all_pixels(batches[index].images))
             for index in order[start : start + num_ranks]
-            for images in [{image.key: image for image in batches[index].images}.values()]
         ]
         return wave + [Deal(index=None, batch=_build_empty_batch(), pixels={})] * (num_ranks - len(wave))
 

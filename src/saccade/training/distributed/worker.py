@@ -87,6 +87,7 @@ class Worker:
     def start_step(self, step: int) -> None:
         """Set the learning rate of a step."""
         self.optimizer.start_step(step)
+        self.backbone.frozen_features.clear()
 
     def accumulate_gradients(
         self, deals: Iterable[Deal], loss_fn: LossFn, temperature: float, has_images: bool
@@ -105,7 +106,11 @@ class Worker:
             else:
                 with _explain_full_memory():
                     [(loss, entropy, stats)] = accumulate_gradients(
-                        self.backbone, [deal.batch], loss_fn, load_pixels=deal.load_pixels, temperature=temperature
+                        self.backbone,
+                        [deal.batch],
+                        loss_fn,
+                        load_all_pixels=deal.load_all_pixels,
+                        temperature=temperature,
                     )
                 results.append((deal.index, (loss, entropy, {name: value.cpu() for name, value in stats.items()})))
         self.backbone.model.eval()
