@@ -39,6 +39,14 @@ KINDS = {
     "raw.m4v": {"codec": "mpeg4", "g": 12, "form": "m4v"},
     "anim.gif": {"codec": "gif"},
 }
+# H.264 with B-frames of all kinds of references, at several sizes and qualities.
+EXACT_KINDS = {
+    "pyramid.mp4": {"bf": 3, "g": 20, "x264-params": "b-pyramid=normal:ref=3:b-adapt=0"},
+    "flat.mp4": {"bf": 3, "g": 20, "x264-params": "b-pyramid=none:b-adapt=0"},
+    "many.mkv": {"bf": 8, "g": 60, "crf": 40, "x264-params": "b-pyramid=normal:ref=6:weightb=1"},
+    "open.mp4": {"bf": 3, "g": 12, "x264-params": "open-gop=1:b-pyramid=strict"},
+    "fields.ts": {"bf": 2, "g": 15, "x264-params": "interlaced=1"},
+}
 NUMBERED = {"mpeg4.avi", "h264.avi", "motion.avi", "raw.h264", "raw.m4v"}
 
 
@@ -356,6 +364,36 @@ def test_real_clips_equal_sequential_decoding(name):
         expected = np.rot90(plain[number][1], plain[number][2] // 90)
         assert frame.pixels.shape == expected.shape
         assert np.abs(frame.pixels.astype(int) - expected).mean() < 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    "name", ["flipping_a_pancake.mkv", "h265_video.mp4", "nasa_13013.mp4", "video_90.mov", *EXACT_KINDS]
+)
+def test_skipped_frames_change_no_other_frame(name, threads, tmp_path, monkeypatch):
+    """Seeks, segments in threads, skipped non-reference frames and early ends give the bytes of full decoding."""
+    path = str(REAL / name) if name not in EXACT_KINDS else make_or_skip(tmp_path / name, **EXACT_KINDS[name])
+    if not Path(path).exists():
+        pytest.skip("the real clips are missing")
+    monkeypatch.setattr(video, "MULTITHREADED_MIN_PIXELS", 0)
+    video_index, rng = index_video(path), random.Random(name)
+    numbers = [
+        sorted(rng.sample(range(len(video_index.times)), min(count, len(video_index.times)))) for count in (3, 9)
+    ]
+    numbers.append(list(range(len(video_index.times))))
+    picks = [video_index.times[part].tolist() for part in numbers]
+    picked = [decode_frames(video_index, times, threads=threads) for times in picks]
+
+    def decode_whole_file(*_):
+        raise video._SeekFailed
+
+    monkeypatch.setattr(video, "_decode_by_seeking", decode_whole_file)
+    whole = decode_frames(video_index, video_index.times.tolist())
+    for part, frames in zip(numbers, picked, strict=True):
+        for number, frame in zip(part, frames, strict=True):
+            assert frame.time == whole[number].time
+            assert np.array_equal(frame.pixels, whole[number].pixels), f"frame {number} of {name}"
 
 
 def test_a_corrupted_clip_is_decoded_up_to_the_damage():

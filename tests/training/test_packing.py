@@ -1,5 +1,7 @@
 """Shared-prefix packing compared with one row per sample: equal losses and gradients."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -14,10 +16,11 @@ from saccade.errors import RunError
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import backbone as backbone_module
 from saccade.models.backbone import Backbone
+from saccade.models.policy import FeatureCache
 from saccade.models.tiny import make_tiny_model
 from saccade.training import train_step as train_step_module
 from saccade.training.packing import bin_pack, build_prefix_trees, pack, split_batch
-from saccade.training.train_step import forward, run_within_memory, split_to_fit, train_step
+from saccade.training.train_step import forward, load_ahead, run_within_memory, split_to_fit, train_step
 from saccade.types import Message, TrainingSample
 
 
@@ -424,3 +427,100 @@ def test_other_errors_of_a_pass_are_raised(backbone):
 
     with pytest.raises(RuntimeError, match="a shape is wrong"):
         run_within_memory(backbone, run)
+
+
+# ---- pixels --------------------------------------------------------------------------------------------------------
+
+
+def pack_micro_batches(backbone: Backbone):
+    return pack(
+        make_samples(backbone),
+        compute_positions=backbone.renderer.compute_position_ids,
+        pack_length=60,
+        micro_batch_size=1,
+    )
+
+
+def test_the_next_micro_batch_is_loaded_while_one_is_used(backbone):
+    batches, loaded, has_loaded = pack_micro_batches(backbone), [], threading.Semaphore(0)
+
+    def load(images):
+        loaded.append([image.key for image in images])
+        has_loaded.release()
+        return load_all_pixels(images)
+
+    for index, (batch, load_one) in enumerate(load_ahead(backbone, batches, load)):
+        for _ in range(2 if index == 0 else int(index + 1 < len(batches))):
+            assert has_loaded.acquire(timeout=60)
+        assert len(loaded) == min(index + 2, len(batches))
+        assert loaded[index] == list({image.key: None for image in batch.images})
+        assert all(np.array_equal(load_one(image), load_pixels(image)) for image in batch.images)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("settings", [{"trained_weights": "language_model"}, {"lora_rank": 2}])
+def test_a_frozen_tower_encodes_each_image_once_per_update(family, settings, tmp_path):
+    if "lora_rank" in settings:
+        pytest.importorskip("peft")
+    make_tiny_model(tmp_path, family=family, seed=2)
+
+    def run(num_threads=1, **more):
+        """Return logprobs of a pass without gradients, of one with them, the gradients, and the loaded keys."""
+        backbone, loaded = Backbone(ModelConfig(path=str(tmp_path), num_threads=num_threads, **settings, **more)), []
+        batches, optimizer = pack_micro_batches(backbone), GradientRecorder(backbone)
+
+        def load(images):
+            loaded.extend(image.key for image in images)
+            return load_all_pixels(images)
+
+        logprobs = []
+
+        def loss(batch, logp_N):
+            logprobs.append(logp_N.detach())
+            return -logp_N.sum(), {"tokens": torch.tensor(float(len(logp_N)))}
+
+        with backbone.share_features():
+            with torch.no_grad():
+                reference = [
+                    forward(backbone, batch, load_pixels=load_one, temperature=1.0)[0]
+                    for batch, load_one in load_ahead(backbone, batches, load)
+                ]
+            with torch.enable_grad():
+                train_step(backbone, optimizer, batches, loss, load_all_pixels=load)
+        assert backbone.frozen_features.total_bytes == 0
+        return torch.cat(reference), torch.cat(logprobs), optimizer.gradients, loaded, batches
+
+    reference, logp, gradients, loaded, batches = run()
+    plain_reference, plain_logp, plain_gradients, plain_loaded, _ = run(vision_cache_bytes=0)
+    distinct = {image.key for batch in batches for image in batch.images}
+    # A micro-batch is loaded ahead, before the features of the one in use are known: not more than once each.
+    assert distinct <= set(loaded)
+    assert len(loaded) < len(plain_loaded) / 2 or len(loaded) <= 2 * len(distinct)
+    assert torch.allclose(reference, plain_reference, rtol=0, atol=2e-6)
+    assert torch.allclose(logp, plain_logp, rtol=0, atol=2e-6)
+    assert torch.equal(reference, logp)  # of the same weights, whatever the pass
+    assert gradients.keys() == plain_gradients.keys()
+    for name, gradient in gradients.items():
+        assert torch.allclose(gradient, plain_gradients[name], rtol=1e-5, atol=1e-6 * float(gradient.abs().max())), name
+    assert torch.equal(run()[1], logp)
+    num_threads = torch.get_num_threads()
+    parallel, again = run(num_threads=2), run(num_threads=2)
+    torch.set_num_threads(num_threads)
+    assert torch.allclose(parallel[0], reference, rtol=0, atol=2e-6)
+    assert all(torch.equal(parallel[2][name], again[2][name]) for name in gradients)
+
+
+def test_features_beyond_the_bound_are_computed_in_each_pass(backbone):
+    batch, known = pack_micro_batches(backbone)[0], FeatureCache(10**6)
+    whole, _ = forward(backbone, batch, load_pixels=load_pixels, temperature=1.0)
+    images = list({image.key: image for image in batch.images}.values())
+    with torch.no_grad():
+        features = backbone.encode_images(images, load_pixels)
+    known.max_bytes = sum(part.nbytes for part in features[:2])
+    for image, part in zip(images, features, strict=True):
+        known.add(image.key, part)
+    assert [image.key in known for image in images] == [index < 2 for index in range(len(images))]
+    trained, backbone.frozen_features = backbone.frozen_features, known
+    mixed, _ = forward(backbone, batch, load_pixels=load_pixels, temperature=1.0)
+    backbone.frozen_features = trained
+    assert torch.allclose(mixed, whole, rtol=0, atol=2e-6)

@@ -270,10 +270,10 @@ class CachingMediaLoader:
         for request in requests:
             request.started.set_result(None)
         images = {key: image for request in requests for key, image in request.images.items()}
-        pixels, error = self._try_decoding(path, images)
+        result = self._try_decoding(path, images)
+        has_other_error = result[1] is not None and len(requests) > 1  # perhaps of one request's frames only
         for request in requests:
-            if error is not None and len(requests) > 1:  # perhaps of another request's frames
-                pixels, error = self._try_decoding(path, request.images)
+            pixels, error = self._try_decoding(path, request.images) if has_other_error else result
             with self._lock:  # before those who wait continue
                 for key in request.images:
                     del self._requests_by_key[key]

@@ -110,7 +110,7 @@ class DiskStore:
             content = file.read(8)
             total = int.from_bytes(content, "big") if len(content) == 8 else self.compute_total_bytes()
             if total + num_bytes > self.max_bytes:
-                total = self._delete_oldest(int(_KEPT_SHARE * self.max_bytes) - num_bytes)
+                total = self._delete_oldest(total, int(_KEPT_SHARE * self.max_bytes) - num_bytes)
             has_room = total + num_bytes <= self.max_bytes
             file.seek(0)
             file.write(max(0, total + (num_bytes if has_room else 0)).to_bytes(8, "big"))
@@ -123,16 +123,20 @@ class DiskStore:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
 
-    def _delete_oldest(self, target: int) -> int:
-        """Delete entries, the least recently used first, until their size is at most `target`; return the size."""
+    def _delete_oldest(self, total: int, target: int) -> int:
+        """Delete entries, the least recently used first, until the total is at most `target`; return the total.
+
+        The total includes entries that others are writing now, 1 % of the bound at most; what it exceeds the entries by
+        beyond that was written twice, deleted by hand, or not written by processes that were killed.
+        """
         entries = sorted(self._scan())
-        total = sum(size for _, size, _ in entries)
+        total = min(total, sum(size for _, size, _ in entries) + self.max_bytes // 100)
         for _, size, path in entries:
             if total <= target:
                 break
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-            total -= size
+                total -= size
         return total
 
     def _scan(self) -> Iterator[tuple[float, int, str]]:
