@@ -127,11 +127,10 @@ def load_ahead(
         return lambda image: pixels[image.key]
 
     with ThreadPoolExecutor(1, thread_name_prefix="saccade-pixels") as pool:
-        loading = deque(pool.submit(load, batch) for batch in batches[: 1 + ahead])
+        loading = deque(pool.submit(load, batch) for batch in batches[:ahead])
         for index, batch in enumerate(batches):
-            load_pixels = loading.popleft().result()
-            loading.extend(pool.submit(load, later) for later in batches[index + 1 + ahead : index + 2 + ahead])
-            yield batch, load_pixels
+            loading.extend(pool.submit(load, later) for later in batches[index + ahead : index + ahead + 1])
+            yield batch, loading.popleft().result()
 
 
 def train_step(
