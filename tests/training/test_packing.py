@@ -463,9 +463,11 @@ def test_a_frozen_tower_encodes_each_image_once_per_update(family, settings, tmp
     if "lora_rank" in settings:
         pytest.importorskip("peft")
     make_tiny_model(tmp_path, family=family, seed=2)
+    num_threads_before = torch.get_num_threads()
 
     def run(num_threads=1, **more):
         """Return logprobs of a pass without gradients, of one with them, the gradients, and the loaded keys."""
+        torch.set_num_threads(num_threads)  # of the pass without gradients, too: their number decides the rounding
         backbone, loaded = Backbone(ModelConfig(path=str(tmp_path), num_threads=num_threads, **settings, **more)), []
         batches, optimizer = pack_micro_batches(backbone), GradientRecorder(backbone)
 
@@ -503,9 +505,8 @@ def test_a_frozen_tower_encodes_each_image_once_per_update(family, settings, tmp
     for name, gradient in gradients.items():
         assert torch.allclose(gradient, plain_gradients[name], rtol=1e-5, atol=1e-6 * float(gradient.abs().max())), name
     assert torch.equal(run()[1], logp)
-    num_threads = torch.get_num_threads()
     parallel, again = run(num_threads=2), run(num_threads=2)
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(num_threads_before)
     assert torch.allclose(parallel[0], reference, rtol=0, atol=2e-6)
     assert all(torch.equal(parallel[2][name], again[2][name]) for name in gradients)
 
