@@ -105,15 +105,9 @@ class JSONResponse(Response):
 class Viewer:
     """The endpoints of the application."""
 
-<<<<<<< HEAD
     def __init__(self, library: Library, questions: Questions | None = None) -> None:
         self._library, self._questions = library, questions
-        self._loader = CachingMediaLoader(cache_bytes=MAX_PIXELS_CACHED)
-=======
-    def __init__(self, library: Library) -> None:
-        self._library = library
         self._loader = CachingMediaLoader(memory_bytes=MAX_PIXELS_CACHED)
->>>>>>> dff0297 (Regenerate the docs' tables)
         self._is_closed = threading.Event()
 
     def build_app(self, token: str, cookie: str) -> Starlette:
