@@ -10,7 +10,7 @@ logprob per token, `generate` its logits. Image preprocessing is not measured.
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,10 @@ class NoiseMediaLoader:
         """Return noise, uint8 RGB."""
         rng = np.random.default_rng(int(image.digest))
         return rng.integers(0, 256, (image.height, image.width, 3), dtype=np.uint8)
+
+    def load_all_pixels(self, images: Collection[ImageRef]) -> Mapping[str, np.ndarray]:
+        """Return the noise of each image by its key."""
+        return {image.key: self.load_pixels(image) for image in images}
 
 
 def prompts(backbone: Backbone, count: int, frames: int) -> list[Ledger]:

@@ -76,7 +76,7 @@ async def train(components: saccade.TrainingComponents, tasks: list[saccade.Task
         loss_fn = partial(policy_loss, num_tokens=num_tokens)
         for _ in range(UPDATES):
             saccade.train_step(
-                components.backbone, optimizer, batches, loss_fn, load_pixels=components.media.load_pixels
+                components.backbone, optimizer, batches, loss_fn, load_all_pixels=components.media.load_all_pixels
             )
         await components.engine.sync_weights(components.backbone, step + 1)  # shared: it only drops its caches
         means.append(float(np.mean([group.rewards for group in groups])))

@@ -353,7 +353,7 @@ def _check_disk(planned_run: PlannedRun) -> str:
     existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not existing.is_dir():
         message = f"{existing} is a file or a broken link; choose another folder with --out"
-        raise RunError(message, key=str(existing))
+        raise RunError(message, key=str(planned_run.folder), value=str(existing))
     free = shutil.disk_usage(existing).free
     if not os.access(existing, os.W_OK):
         raise RunError(f"{existing} is not writable; choose another folder with --out", key=str(existing))

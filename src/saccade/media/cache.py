@@ -172,6 +172,10 @@ class CachingMediaLoader:
         if has_new:
             # Not here: other tasks, such as a turn's other crops, add their requests before the pass begins.
             asyncio.get_running_loop().call_soon(self._start_pass, path)
+        if self._pool is None:
+            # The pass runs meanwhile. Stored frames take a turn as well: the order of events, and with it what an
+            # engine of this thread batches, doesn't depend on what an earlier process or step has stored.
+            await asyncio.sleep(0)
         for request in requests:
             await _await_job(request.started, request.done)
         return [self._actual_frames.get(image.key) or image for image in images]
