@@ -141,7 +141,7 @@ def test_local_engine(run):
 
 @pytest.mark.slow
 def test_media(run):
-    rows = run("media", "--rounds", "1", "--seconds", "12", "--repeats", "2", "--frames", "6")
+    rows = run("media", "--rounds", "1", "--seconds", "8", "--repeats", "9", "--frames", "6")
     assert [row["case"] for row in rows][:3] == ["one episode", "a group of 8", "a second epoch, from the disk"]
     assert all(row["saccade s"] > 0 for row in rows)
 
