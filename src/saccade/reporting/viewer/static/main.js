@@ -71,17 +71,29 @@ function showHelp() {
   dialog.showModal();
 }
 
+// While a page loads, its keys aren't known: what is pressed takes effect when it is shown.
+function waitForKeys(pressed) {
+  return { keys: {}, tick: null, pressed };
+}
+
+function go(page, values) {
+  const before = location.hash;
+  location.hash = pageAddress(page, values).slice(1);
+  if (location.hash !== before) shown = waitForKeys([]);
+}
+
 async function show() {
   const { name, params } = readAddress();
   const own = ++serial;
-  shown = { keys: {}, tick: null };
+  const pressed = shown.pressed ?? [];
+  shown = waitForKeys(pressed);
   drawBar(name, params);
   document.title = `${PAGES[name].title} · Saccade`;
   const root = h("div", { class: `page page-${name}` });
   const context = {
     root, params, exported,
     isCurrent: () => own === serial,
-    go: (page, values) => { location.hash = pageAddress(page, values).slice(1); },
+    go,
     replace: (page, values) => { history.replaceState(null, "", pageAddress(page, values)); },
   };
   try {
@@ -89,6 +101,7 @@ async function show() {
     if (own !== serial) return;
     shown = { keys: {}, tick: null, ...page };
     fill(main, exported ? h("p", { class: "note" }, exported.note) : null, root);
+    for (const key of pressed) shown.keys[key]?.();
   } catch (error) {
     if (own === serial) fill(main, errorBox(error));
   }
@@ -126,7 +139,7 @@ document.addEventListener("keydown", (event) => {
   else if (SHORTCUTS[event.key]) {
     const run = readAddress().params.get("run");
     location.hash = pageAddress(SHORTCUTS[event.key], run ? { run } : {}).slice(1);
-  }
+  } else shown.pressed?.push(event.key);
 });
 
 async function tick() {
