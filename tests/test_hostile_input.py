@@ -40,6 +40,8 @@ from saccade.types import Media, Task
 from saccade.utils.http_client import RequestFailed
 from saccade.utils.openai_client import OpenAIClient
 
+pytestmark = pytest.mark.slow
+
 LEVELS = "".join(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 20))
 CHAIN = "".join(f"a{level}: &a{level} [*a{level - 1}]\n" for level in range(1, 500))
 YAML_BOMBS = {

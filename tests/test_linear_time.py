@@ -18,7 +18,7 @@ from saccade.tools.video_window import select_video
 from saccade.types import BlockKind
 
 MEGABYTE = 2**20
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.slow]
 
 
 def fill(unit: str, start: str = "", end: str = "") -> str:

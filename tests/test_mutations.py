@@ -22,6 +22,8 @@ import mutation_surfaces
 import pytest
 from mutation_surfaces import REFUSALS, SURFACES
 
+pytestmark = pytest.mark.slow
+
 COUNTS = {
     "files of a run (report)": 6,
     "recipe files": 40,

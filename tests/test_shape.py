@@ -1,6 +1,7 @@
 """Rules that no linter holds: annotations, no `print`, no forbidden calls; paths in documents exist."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -16,10 +17,10 @@ def get_name(path):
     return path.relative_to(PACKAGE).as_posix()
 
 
+@functools.cache
 def list_nodes():
-    """Yield the name of each file, and its nodes."""
-    for path in FILES:
-        yield from ((get_name(path), node) for node in ast.walk(ast.parse(path.read_text())))
+    """Return the name of a file and a node, for all nodes of all files."""
+    return [(get_name(path), node) for path in FILES for node in ast.walk(ast.parse(path.read_text()))]
 
 
 def test_functions_are_annotated():

@@ -23,6 +23,8 @@ from saccade.protocols import PixelBudget
 from saccade.tools.base import ToolContext, tool
 from saccade.types import ToolResult
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"factor": 16, "budget": PixelBudget(min_pixels=256, max_pixels=96 * 64)}
 TIMES = [0.5, 1.0, 1.5, 2.0]
 IMAGE_BYTES = 96 * 64 * 3

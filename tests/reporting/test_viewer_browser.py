@@ -21,6 +21,7 @@ from saccade.reporting.viewer.library import Library
 from saccade.reporting.viewer.server import ViewerServer
 from saccade.runs.view import build_questions
 
+pytestmark = pytest.mark.slow
 if not (shutil.which("chromium") and shutil.which("chromedriver")):
     pytest.skip("chromium or chromedriver is missing: scripts/bootstrap --browser installs it", allow_module_level=True)
 

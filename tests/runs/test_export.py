@@ -21,6 +21,7 @@ from saccade.testing import FakeMediaLoader
 from saccade.types import Message
 
 RANK = 2
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

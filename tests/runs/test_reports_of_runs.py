@@ -11,6 +11,8 @@ from saccade.reporting.report import Report, ReportSection
 from saccade.runs.run_folder import Run
 from saccade.utils.jsonl import append_jsonl
 
+pytestmark = pytest.mark.slow
+
 NASTY = "<script>alert(1)</script> $x_1$ \x1b[31m\u202e\udc00 | *b*"
 
 

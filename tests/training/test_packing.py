@@ -371,6 +371,7 @@ def test_parts_of_a_micro_batch_train_each_of_its_tokens_once(backbone, pack_len
                 assert (getattr(part, name) == getattr(batch, name)[index_N]).all(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "where"), [("cuda", "backward"), ("cpu", "backward"), ("numpy", "forward")])
 def test_a_step_that_exceeds_memory_equals_one_with_enough(backbone, kind, where, monkeypatch):
     batches, max_tokens, num_failures = pack_small(backbone, 200, 3), 500, 0
@@ -457,6 +458,7 @@ def test_the_next_micro_batch_is_loaded_while_one_is_used(backbone):
         assert all(np.array_equal(load_one(image), load_pixels(image)) for image in batch.images)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize("settings", [{"trained_weights": "language_model"}, {"lora_rank": 2}])
 def test_a_frozen_tower_encodes_each_image_once_per_update(family, settings, tmp_path):
