@@ -99,6 +99,9 @@ def complete(monkeypatch, words):
         (["rl", "tiny/base", "rl.op"], ["rl.optim."]),
         (["eval", "runs", "--shar"], ["--shard"]),
         (["recipes", "explain", "rl.micro"], ["rl.micro_batch_size"]),
+        (["eval", "runs", "--bench", "mlvu,videomme_"], ["mlvu,videomme_subtitles"]),
+        (["data", "import", "paravt_s"], ["paravt_sft"]),
+        (["ablate", "tur"], ["turns"]),
     ],
     ids=" ".join,
 )

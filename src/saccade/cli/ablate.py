@@ -8,16 +8,24 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from saccade.cli.terminal import out, print_table, print_tables
+from saccade.cli.terminal import complete_name, complete_setting, out, print_table, print_tables
 from saccade.errors import RunError
 from saccade.reporting.console import print_text, show_progress_lines
+
+
+def _complete_set_or_setting(incomplete: str) -> list[str]:
+    from saccade.runs.ablations.spec import list_spec_names
+
+    return [*complete_name(list_spec_names(), incomplete), *complete_setting(incomplete)]
 
 
 def ablate(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SET] [SETTINGS]...", help="A packaged set, or a path to a .yaml; settings for all of its recipes."
+            metavar="[SET] [SETTINGS]...",
+            help="A packaged set, or a path to a .yaml; settings for all of its recipes.",
+            autocompletion=_complete_set_or_setting,
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Number of seeds; 3 by default, 1 with --quick.")] = None,

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from saccade.cli.terminal import err, out, print_tables, show_progress
+from saccade.cli.terminal import complete_name, err, out, print_tables, show_progress
 from saccade.data.hub import DEFAULT_ENDPOINT, HUB_PREFIX, HubClient
 from saccade.errors import ConfigError, DataError
+from saccade.plugins import list_plugins
 from saccade.reporting.console import print_text, show_progress_lines
 from saccade.utils.files import convert_file_errors, write_text
 from saccade.utils.versions import find_package_version
@@ -41,9 +42,19 @@ AnswerTypes = Annotated[
 Root = Annotated[Path | None, typer.Option(help="Folder of relative media paths; the file's own by default.")]
 
 
+def _complete_importer(incomplete: str) -> list[str]:
+    return complete_name(list_plugins("data.importers"), incomplete)
+
+
 @data_app.command("import")
 def _import(
-    source: Annotated[str, typer.Argument(help="The format: an importer such as plain or llava, or a path ./mine.py.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="The format: an importer such as plain or llava, or a path ./mine.py.",
+            autocompletion=_complete_importer,
+        ),
+    ],
     arguments: Annotated[
         list[str],
         typer.Argument(metavar="FILE... [SETTING=VALUE]...", help="Files of rows; settings of the importer."),

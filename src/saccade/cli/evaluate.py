@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from saccade.cli.benchmark import BenchmarkData, merge_benchmarks, resolve_cluster_key, run_benchmarks
+from saccade.cli.benchmark import BENCHMARK_ALIASES, BenchmarkData, merge_benchmarks, resolve_cluster_key, run_benchmarks
 from saccade.cli.terminal import (
     MODEL_OR_SERVER,
     RunFolder,
     Settings,
+    complete_name,
     complete_recipe,
     out,
     print_tables,
@@ -25,7 +26,7 @@ from saccade.config.load import list_recipes, load_recipe
 from saccade.config.schema import Recipe
 from saccade.data.hub import DEFAULT_ENDPOINT
 from saccade.errors import ConfigError, DataError, RunError
-from saccade.plugins import suggest
+from saccade.plugins import list_plugins, suggest
 from saccade.reporting.console import print_text
 from saccade.runs.run_folder import Run
 from saccade.utils.jsonl import write_json
@@ -51,6 +52,10 @@ class EvaluationGroup(TyperGroup):
         """Leave the default command's name out of its usage."""
         name, command, rest = super().resolve_command(ctx, args)
         return ("" if name == _DEFAULT_COMMAND else name), command, rest
+
+
+def _complete_benchmark(incomplete: str) -> list[str]:
+    return complete_name([*list_plugins("evaluation.benchmarks"), *BENCHMARK_ALIASES], incomplete)
 
 
 ScoringMode = Annotated[
@@ -80,7 +85,10 @@ def evaluate(
     name: Annotated[
         str | None, typer.Option(help="Name of the evaluation: test by default; for a benchmark, a suffix.")
     ] = None,
-    bench: Annotated[str, typer.Option(help="Benchmarks instead of tasks, such as videomme,mlvu.")] = "",
+    bench: Annotated[
+        str,
+        typer.Option(help="Benchmarks instead of tasks, such as videomme,mlvu.", autocompletion=_complete_benchmark),
+    ] = "",
     bench_data: Annotated[Path, typer.Option(help="A folder with a copy of each by name; or hub:main.")] = Path("data"),
     scoring: ScoringMode = "strict",
     allow_incomplete: Annotated[

@@ -66,6 +66,12 @@ def complete_run(incomplete: str) -> list[str]:
     return [str(path) if (path / "recipe.yaml").is_file() else f"{path}/" for path in folders]
 
 
+def complete_name(names: Iterable[str], incomplete: str) -> list[str]:
+    """Return the names that begin with a text; of several joined by commas, the last one is completed."""
+    head, comma, start = incomplete.rpartition(",")
+    return [f"{head}{comma}{name}" for name in names if name.startswith(start)]
+
+
 Settings = Annotated[
     list[str] | None,
     typer.Argument(help="Settings of the recipe, such as rl.optim.lr=1e-6.", autocompletion=complete_setting),
