@@ -50,6 +50,17 @@ def test_valid_run_passes(tmp_path, model, dataset_folder):
     assert not (tmp_path / "run").exists()
 
 
+def test_the_stages_that_train_would_run_are_checked(tmp_path, model, dataset_folder):
+    """`saccade train` leaves out a stage without data; so does the check, unless the recipe names no data at all."""
+    given = ("tiny/para_grpo", *SMALL, "--model", model, "--out", tmp_path / "run")
+    output = good("doctor", *given, f"data.train={dataset_folder / 'train' / 'tasks.jsonl'}")
+    assert "data.train" in output
+    assert "data.demonstrations" not in output
+    done = run("doctor", *given)
+    assert done.exit_code == 1
+    assert all(key in done.stderr for key in ("data.demonstrations", "data.train", "data.test"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_packaged_recipe_has_one_line_messages(tmp_path, name):

@@ -117,6 +117,12 @@ def test_damaged_files_and_a_damaged_index(tmp_path):
     index.refresh()
     assert index.count() == 2 * EVALUATED + PER_STEP
     assert list(index.problems) == ["evaluations/after.jsonl"]
+    episodes = next((folder / "episodes").iterdir())
+    episodes.unlink()
+    episodes.mkdir()
+    index.refresh()
+    assert index.count() == 2 * EVALUATED
+    assert sorted(index.problems) == [f"episodes/{episodes.name}", "evaluations/after.jsonl"]
 
 
 def test_an_episode_is_read_from_its_place(index):

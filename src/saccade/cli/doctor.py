@@ -42,15 +42,22 @@ def doctor(
     load_recipe(recipe, settings or ())  # before torch is imported: a typo is reported at once
     from saccade.rollouts.components import uses_chat_engine
     from saccade.runs import pipeline
-    from saccade.runs.stages import parse_stages
+    from saccade.runs.stages import list_stages, parse_stages
 
     loaded, weights = pipeline.load_with_model(recipe, settings or (), model)
     run_folder = Path(recipe).parent if Path(recipe).name == "recipe.yaml" else None
     folder = folder or run_folder or Path("runs") / "rl"
-    configured = [name for name in STAGES if name == "eval" or name in loaded.model_fields_set]
-    configured = ["eval"] if uses_chat_engine(loaded) else configured  # a chat API has no weights to train
-    stages = parse_stages(stage) if stage else configured
     loaded = pipeline.with_paths(loaded, folder=folder, model=weights, data=data, downloads=False)
+    if stage:
+        stages = parse_stages(stage)
+    elif uses_chat_engine(loaded):  # a chat API has no weights to train
+        stages = ["eval"]
+    elif loaded.data.demonstrations or loaded.data.train:
+        stages = list_stages(loaded)  # those that `saccade train` would run
+    else:
+        stages = [name for name in STAGES if name == "eval" or name in loaded.model_fields_set]
+    if bench and "eval" not in stages:
+        stages = [*stages, "eval"]
     results = [pipeline.check_run(folder, loaded, stages, uses_own_tasks=not bench)]
     if bench:
         from saccade.cli.benchmark import BenchmarkData, check_benchmarks

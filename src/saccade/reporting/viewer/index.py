@@ -139,7 +139,12 @@ class EpisodeIndex:
             connection.execute("DELETE FROM files WHERE id = ?", (file,))
         for number, path in enumerate(changed):
             self.num_files_left = len(changed) - number
-            self._read_file(connection, path, found[path], known.get(path))
+            try:
+                self._read_file(connection, path, found[path], known.get(path))
+            except FileNotFoundError:  # deleted since it was listed
+                continue
+            except OSError as error:
+                self.problems[path] = f"can't be read: {error.strerror}"
         connection.commit()
         return bool(changed or gone)
 
@@ -158,35 +163,34 @@ class EpisodeIndex:
         self, connection: sqlite3.Connection, name: str, stamp: str, known: tuple[int, str, int, int] | None
     ) -> None:
         path = self._run / name
-        with contextlib.suppress(FileNotFoundError):
-            status = path.stat()
-            # A results file of the same inode that has grown was appended to; any other change is read as a new file.
-            is_appended = (
-                known is not None
-                and path.suffix == ".jsonl"
-                and known[2] == status.st_ino
-                and status.st_size >= known[3] > 0
-            )
-            if known is not None and not is_appended:
-                self._forget(connection, known[0])
-            done, lines = (known[3], 0) if known is not None and is_appended else (0, 0)
-            values = (name, stamp, status.st_ino, done, lines)
-            connection.execute(
-                "INSERT OR REPLACE INTO files VALUES ((SELECT id FROM files WHERE path = ?1), ?1, ?2, ?3, ?4, ?5)",
-                values,
-            )
-            (file,) = connection.execute("SELECT id FROM files WHERE path = ?", (name,)).fetchone()
-            self.problems.pop(name, None)
-            read_rows = self._iterate_rollouts if path.suffix == ".gz" else self._iterate_results
-            for count, (row, text, end) in enumerate(read_rows(path, done), start=1):
-                self._write_row(connection, {"file": file, **row}, text)
-                done = end
-                if count % BATCH_LINES == 0:
-                    connection.commit()
-            connection.execute("UPDATE files SET done = ? WHERE id = ?", (done, file))
-            if path.with_suffix(VERDICTS_SUFFIX).exists():
-                self._apply_verdicts(connection, path)
-            connection.commit()
+        status = path.stat()
+        # A results file of the same inode that has grown was appended to; any other change is read as a new file.
+        is_appended = (
+            known is not None
+            and path.suffix == ".jsonl"
+            and known[2] == status.st_ino
+            and status.st_size >= known[3] > 0
+        )
+        if known is not None and not is_appended:
+            self._forget(connection, known[0])
+        done, lines = (known[3], 0) if known is not None and is_appended else (0, 0)
+        values = (name, stamp, status.st_ino, done, lines)
+        connection.execute(
+            "INSERT OR REPLACE INTO files VALUES ((SELECT id FROM files WHERE path = ?1), ?1, ?2, ?3, ?4, ?5)",
+            values,
+        )
+        (file,) = connection.execute("SELECT id FROM files WHERE path = ?", (name,)).fetchone()
+        self.problems.pop(name, None)
+        read_rows = self._iterate_rollouts if path.suffix == ".gz" else self._iterate_results
+        for count, (row, text, end) in enumerate(read_rows(path, done), start=1):
+            self._write_row(connection, {"file": file, **row}, text)
+            done = end
+            if count % BATCH_LINES == 0:
+                connection.commit()
+        connection.execute("UPDATE files SET done = ? WHERE id = ?", (done, file))
+        if path.with_suffix(VERDICTS_SUFFIX).exists():
+            self._apply_verdicts(connection, path)
+        connection.commit()
 
     def _write_row(self, connection: sqlite3.Connection, row: Mapping[str, Any], text: str) -> None:
         names = list(_COLUMNS)
