@@ -157,6 +157,7 @@ def test_command_reports_findings(folder):
     fail(DataError, "data", "check", folder / "a.jsonl", folder / "b.jsonl", key=folder / "a.jsonl", value=1)
     (folder / "c.jsonl").write_text('{"prompt": "x"}\n')
     fail(DataError, "data", "check", folder / "c.jsonl", key=folder / "c.jsonl")
+    assert str(folder / "a.jsonl") in fail(DataError, "data", "check", folder, key=folder)
 
 
 def test_task_may_have_several_demonstrations(folder):

@@ -250,6 +250,9 @@ def iterate_rows_with_errors(
     """Like `read_rows`, but yield a DataError for an invalid row and continue with the next row."""
     file, all_readers = Path(path), {**_READERS, **(readers or {})}
     reader = all_readers.get(file.suffix.lower())
+    if file.is_dir():
+        examples = sorted([*file.glob("*.jsonl"), *file.glob("*/*.jsonl")])
+        raise DataError(f"{file} is a folder; name a file of rows, such as {[*examples, 'a.jsonl'][0]}", key=str(file))
     if reader is None:
         *others, last = all_readers
         raise DataError(f"{file}: the name of a file of rows must end in {', '.join(others)} or {last}", key=str(file))
