@@ -11,10 +11,11 @@ OPTIONS = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard"
 
 
 class RayCluster:
-    """A head and, unless `nodes` is 1, further nodes, each with one CPU."""
+    """A head and, unless `nodes` is 1, further nodes, each with one CPU; `node_options` are those of further nodes."""
 
-    def __init__(self, *, nodes=2, num_cpus=1, gcs_server_port=None):
-        settings = {"nodes": nodes, "num_cpus": num_cpus, "gcs_server_port": gcs_server_port}
+    def __init__(self, *, nodes=2, num_cpus=1, gcs_server_port=None, node_options=()):
+        node_options = [*node_options, *({} for _ in range(nodes - 1 - len(node_options)))]
+        settings = {"num_cpus": num_cpus, "gcs_server_port": gcs_server_port, "node_options": node_options}
         self.process = subprocess.Popen(
             [sys.executable, __file__, json.dumps(settings)],
             stdin=subprocess.PIPE,
@@ -62,7 +63,7 @@ def main():
     port = settings["gcs_server_port"]
     head_options = options if port is None else {**options, "gcs_server_port": port}
     cluster = Cluster(initialize_head=True, head_node_args=head_options)
-    nodes = [cluster.add_node(**options) for _ in range(settings["nodes"] - 1)]
+    nodes = [cluster.add_node(**{**options, **own}) for own in settings["node_options"]]
     print(f"address={cluster.address}", flush=True)
     for _ in sys.stdin:
         cluster.remove_node(nodes.pop(), allow_graceful=False)

@@ -3,8 +3,10 @@ import gc
 import logging
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from pathlib import Path
@@ -18,10 +20,11 @@ from saccade.config.schema import MediaConfig
 from saccade.errors import MediaError
 from saccade.media import cache
 from saccade.media.cache import CachingMediaLoader
-from saccade.media.store import DiskStore, PixelStore
+from saccade.media.store import DiskStore, PixelStore, open_node_store
 from saccade.protocols import PixelBudget
 from saccade.tools.base import ToolContext, tool
 from saccade.types import ToolResult
+from saccade.utils import cpus
 
 pytestmark = pytest.mark.slow
 
@@ -299,6 +302,55 @@ def test_pixels_are_loaded_while_a_request_waits_for_the_event_loop(clip, passes
 
     asyncio.run(main())
     assert len(passes) == 2
+
+
+# ---- a node's store ------------------------------------------------------------------------------------------------
+
+
+def test_a_node_has_one_store_for_all_processes_of_a_user(clip, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first, second = (CachingMediaLoader.from_config(MediaConfig(), is_shared=True) for _ in range(2))
+    (folder,) = tmp_path.iterdir()
+    assert first.store.disk.folder == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    load(first, clip)
+    load(first, clip)  # from memory, which isn't counted
+    load(second, clip)
+    assert first.pop_counts() == {"decoded_images": len(TIMES), "stored_images": 0}
+    assert second.pop_counts() == {"decoded_images": 0, "stored_images": len(TIMES)}
+    assert second.pop_counts() == {"decoded_images": 0, "stored_images": 0}
+    assert first.store.disk.read_total_bytes() == first.store.disk.compute_total_bytes() > 0
+    for config, is_shared in ((MediaConfig(), False), (MediaConfig(folder=""), True)):
+        assert CachingMediaLoader.from_config(config, is_shared=is_shared).store.disk is None
+    own = CachingMediaLoader.from_config(MediaConfig(folder=str(tmp_path / "own")), is_shared=True)
+    assert own.store.disk.folder == tmp_path / "own"
+
+
+def test_a_node_store_takes_half_of_the_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**6, 0, 10**6))
+    assert open_node_store(10**5).max_bytes == 10**5
+    open_node_store(10**9).write("a", bytes(10**5))
+    assert open_node_store(10**9).max_bytes == (10**6 + 10**5 + 4) // 2  # what it has isn't less room
+
+
+def test_a_node_store_in_a_folder_of_others_is_not_used(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"saccade-media-{os.getuid()}").symlink_to(tmp_path)
+    assert open_node_store(10**9) is None
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    assert open_node_store(10**9) is None
+    assert len(caplog.records) == 2
+
+
+def test_a_process_with_fewer_cpus_decodes_on_fewer_threads(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(cpus, "_limit", None)
+    assert CachingMediaLoader.from_config(MediaConfig())._pool._max_workers == 8
+    cpus.limit_cpus(3)
+    assert CachingMediaLoader.from_config(MediaConfig())._pool._max_workers == 3
+    cpus.limit_cpus(9)
+    assert cpus.count_cpus() == 8
 
 
 # ---- time limits ---------------------------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ def make_recipe(tiny_folder, folder, **settings):
         (path := folder / f"{name}.py").write_text(text)
         rewards[str(path)] = RewardTerm(settings={"log": str(folder / f"{name}.log")})
     values = {"engine.settings": {"log": str(folder / "log"), **settings}, "environment.settings": environment}
+    values["media.folder"] = str(folder / "store")
     return recipe.with_values({**values, "rewards": rewards})
 
 
@@ -175,6 +176,7 @@ def test_a_killed_worker_costs_its_own_groups_alone(cluster, tiny_folder, tasks,
     assert read_processes(tmp_path, "place") <= {int(process) for process in processes}
     assert read_processes(tmp_path, "group_place") == {os.getpid()}
     assert (metrics["workers/lost"], metrics["workers/rerun_groups"]) == (1, 1)
+    assert metrics["workers/decoded_images"] + metrics["workers/stored_images"] >= NUM_TASKS
     assert "is lost" in (tmp_path / LOG_FILE).read_text()
 
 
@@ -247,6 +249,40 @@ def test_pinned_workers_share_no_cpu(cluster, tiny_folder, tasks, tmp_path):
     places = {tuple(line.split(maxsplit=1)) for line in (tmp_path / "affinity.log").read_text().splitlines()}
     assert len(places) == len({process for process, _ in places}) == len({place for _, place in places})
     assert {place for _, place in places} <= {str([cpu]) for cpu in cpus}
+
+
+CPUS = """
+from saccade.utils.cpus import count_cpus
+
+def cpus(episode) -> float:
+    return float(count_cpus())
+"""
+
+
+@pytest.mark.soak
+def test_workers_of_a_node_share_a_store_and_use_the_cpus_that_are_reserved(tiny_folder, tasks, tmp_path):
+    pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
+    options = []
+    for name in ("a", "b"):
+        (folder := tmp_path / name).mkdir()
+        options.append({"num_cpus": 2, "resources": {name: 1}, "env_vars": {"TMPDIR": str(folder)}})
+    (path := tmp_path / "cpus.py").write_text(CPUS)
+    recipe = make_recipe(tiny_folder, tmp_path, latency=0.2)
+    recipe = recipe.with_values({"media.folder": None, "rewards": {str(path): RewardTerm()}})
+
+    def run(node, workers):
+        settings = {"rollouts.ray.max_episodes": GROUP_SIZE, "rollouts.ray.resources": {node: 0.1}}
+        settings["rollouts.ray.workers"] = workers
+        groups, metrics, _ = run_on_ray(recipe, tmp_path, tasks, cluster.address, ray=settings)
+        assert {member.score.total for group in groups for member in group.episodes} == {1.0}
+        return metrics["workers/decoded_images"], metrics["workers/stored_images"]
+
+    with RayCluster(nodes=3, node_options=options) as cluster:
+        first = run("a", 1)
+        assert first[0] >= NUM_TASKS
+        assert run("a", 2) == (0, first[0])  # workers of a later run, the last one included, find what the first stored
+        assert run("b", 1) == first  # another node has its own
+    assert [len([*(tmp_path / name).glob("saccade-media-*/*/*.entry")]) for name in "ab"] == [first[0]] * 2
 
 
 @pytest.mark.soak

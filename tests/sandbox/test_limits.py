@@ -34,7 +34,7 @@ from sandbox_cases import (
 )
 
 from saccade.errors import MediaError
-from saccade.sandbox import FailureReason, Limits, Sandbox, execution, workdir
+from saccade.sandbox import FailureReason, Limits, Sandbox, execution, limit_cpus, scheduler, workdir
 from saccade.sandbox import forkserver_client as server_module
 from saccade.sandbox import media as media_module
 from saccade.sandbox.limits import (
@@ -230,6 +230,17 @@ def scheduler_of(server):
     """Return the scheduler of a server for the running event loop."""
     server.request_slot()
     return server._schedulers[asyncio.get_running_loop()]
+
+
+def test_a_process_with_fewer_cpus_runs_fewer_cells(server, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(scheduler, "_cpu_limit", None)
+    limit_cpus(3)
+
+    async def body():
+        return scheduler_of(server)._num_free_short
+
+    assert asyncio.run(body()) == 3 * server_module.SHORT_SLOTS_PER_CPU
 
 
 @pytest.mark.slow

@@ -430,12 +430,14 @@ class MediaConfig(Section):
     """How videos and images are decoded, and where their scaled pixels are stored, so that each is decoded once."""
 
     memory_bytes: NonNegativeInt = 2**31  # pixels that a process keeps in memory, bytes
-    # folder of a store that processes and runs share, local or on a shared file system; empty = none: the pixels of
-    # a long video are larger than the video, and only you know which disk has room for them
-    folder: str = ""
+    # folder of a store that processes and runs share, local or on a shared file system; "" = none. null = none, since
+    # the pixels of a long video are larger than the video and only you know which disk has room for them; but with
+    # rollouts.launcher ray, saccade-media-UID in the folder of temporary files of each node, at most half of the room
+    folder: str | None = None
     disk_bytes: PositiveInt = 2**36  # size of that store; those unused for longest are deleted first, bytes
-    # threads that decode; null = one per CPU, but none with the local engine on a CPU, which samples in the event
-    # loop: the order of its requests, and with it their rounding, would depend on time. 0 = in the event loop
+    # threads that decode; null = one per CPU (in a rollout worker, of its rollouts.ray.cpus_per_worker), but none with
+    # the local engine on a CPU, which samples in the event loop: the order of its requests, and with it their rounding,
+    # would depend on time. 0 = in the event loop
     decode_threads: NonNegativeInt | None = None
 
 
@@ -446,9 +448,11 @@ class RayConfig(Section):
     # or the address of a head, host:port
     address: Annotated[str, AfterValidator(_check_cluster_address)] = "local"
     workers: PositiveInt = 2  # rollout workers; those that find no room on the cluster wait for it
-    cpus_per_worker: NonNegativeFloat = 1.0  # CPUs that Ray reserves for a worker
+    # CPUs that Ray reserves for a worker: it decodes on as many threads, and its sandboxes run as many calls as fit
+    # them; 0 = reserves none, and it uses all CPUs of its node
+    cpus_per_worker: NonNegativeFloat = 1.0
     # restrict a worker with its sandboxes to cpus_per_worker CPUs of its node that no other worker has; false = Ray
-    # only counts them
+    # only counts them, and the operating system shares them
     pin_cpus: bool = False
     # custom resources that Ray reserves for a worker, to place workers on some nodes only, such as {rollouts: 1}
     resources: dict[str, PositiveFloat] = Field(default_factory=dict)

@@ -8,7 +8,6 @@ import base64
 import contextlib
 import functools
 import json
-import os
 import secrets
 import shutil
 import tempfile
@@ -23,6 +22,7 @@ from saccade.ledger import ImageRef
 from saccade.media.cache import LRUCache
 from saccade.media.image import encode_png
 from saccade.protocols import MediaLoader
+from saccade.utils.cpus import count_cpus
 from saccade.utils.hashing import compute_digest
 
 _MEMORY_BYTES, _DISK_BYTES = 2**28, 2**32  # of encoded images
@@ -49,7 +49,7 @@ class ImageUrls:
         self._urls: LRUCache[str, bytes] = LRUCache(memory_bytes)
         self._files: LRUCache[Path, None] = LRUCache(disk_bytes, functools.partial(Path.unlink, missing_ok=True))
         self._jobs: dict[str, Future[bytes]] = {}
-        self._threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="saccade-png")
+        self._threads = ThreadPoolExecutor(count_cpus(), thread_name_prefix="saccade-png")
 
     async def encode(self, images: Sequence[ImageRef]) -> dict[str, bytes]:
         """Return the data URL of each image, by its key.

@@ -10,9 +10,12 @@ content. The total size is a number in a file, changed under a lock (`flock`).
 """
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
+import shutil
+import tempfile
 import threading
 import time
 import zlib
@@ -86,6 +89,11 @@ class DiskStore:
         except OSError as error:
             self._stop_writing(error)
 
+    def read_total_bytes(self) -> int:
+        """Return the size of all entries, as their writers count it. Raises OSError."""
+        with self._open_total() as file:
+            return int.from_bytes(file.read(8), "big")
+
     def compute_total_bytes(self) -> int:
         """Return the size of all entries by a scan of the folder."""
         return sum(size for _, size, _ in self._scan())
@@ -153,6 +161,26 @@ class DiskStore:
                         yield status.st_mtime, status.st_size, file.path
                     elif file.name.endswith(".draft") and status.st_mtime < time.time() - _DRAFT_SECONDS:
                         os.unlink(file.path)
+
+
+def open_node_store(max_bytes: int, *, versions: Sequence[str] = ()) -> DiskStore | None:
+    """Return the store that all processes of this user on this machine share, in its folder of temporary files.
+
+    It takes at most `max_bytes`, and half of the room that it finds. None, with a warning, if the folder can't be used.
+    """
+    folder = Path(tempfile.gettempdir(), f"saccade-media-{os.getuid()}")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.lstat().st_uid != os.getuid() or folder.is_symlink():  # others could replace frames
+            raise PermissionError(errno.EACCES, "belongs to another user")
+        store = DiskStore(folder, max_bytes, versions=versions)
+        room = shutil.disk_usage(folder).free + store.read_total_bytes()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        _logger.warning("%s can't be used (%s): decoded images aren't shared. Set media.folder", folder, reason)
+        return None
+    store.max_bytes = min(max_bytes, room // 2)
+    return store
 
 
 class PixelStore:

@@ -45,7 +45,7 @@ class RolloutComponents:
         if "backbone" in inspect.signature(plugins.load("engines", recipe.engine.name)).parameters:
             return TrainingComponents.from_recipe(recipe)
         environments, score_fn = TaskEnvironments.from_recipe(recipe), compose_task_rewards(recipe)
-        media = CachingMediaLoader.from_config(recipe.media)
+        media = CachingMediaLoader.from_config(recipe.media, is_shared=recipe.rollouts.launcher == "ray")
         dependencies: dict[str, Any] = {"media": media, "context_length": environments.max_context_tokens}
         if uses_chat_engine(recipe):
             engine = _build_engine(recipe, **dependencies)
@@ -110,7 +110,8 @@ class TrainingComponents(RolloutComponents):
         samples_here = "backbone" in inspect.signature(plugins.load("engines", recipe.engine.name)).parameters
         needs_copy = load_backbone is not None and samples_here
         is_inline = samples_here and backbone.device.type == "cpu"
-        media = CachingMediaLoader.from_config(recipe.media, is_inline=is_inline)
+        uses_ray = recipe.rollouts.launcher == "ray"
+        media = CachingMediaLoader.from_config(recipe.media, is_inline=is_inline, is_shared=uses_ray)
         engine = _build_engine(
             recipe,
             backbone=_load_backbone(recipe.model) if needs_copy else backbone,

@@ -26,3 +26,4 @@ from saccade.sandbox.media import SealedImage as SealedImage
 from saccade.sandbox.media import Video as Video
 from saccade.sandbox.media import seal_images as seal_images
 from saccade.sandbox.protocol import VideoMetadata as VideoMetadata
+from saccade.sandbox.scheduler import limit_cpus as limit_cpus

@@ -35,7 +35,7 @@ from saccade.sandbox.jail import ENVIRONMENT
 from saccade.sandbox.limits import MIB, IsolationMode, Limits
 from saccade.sandbox.memory_pressure import MemoryMonitor
 from saccade.sandbox.protocol import receive_json, send_json
-from saccade.sandbox.scheduler import CpuSlot, Scheduler
+from saccade.sandbox.scheduler import CpuSlot, Scheduler, count_cpus
 from saccade.sandbox.seccomp_policy import get_architecture
 from saccade.sandbox.streams import WorkerConnection, wait_readable
 
@@ -215,7 +215,7 @@ class ForkServerClient:
         loop = asyncio.get_running_loop()
         scheduler = self._schedulers.get(loop)
         if scheduler is None:
-            num_cpus = len(os.sched_getaffinity(0))
+            num_cpus = count_cpus()
             scheduler = Scheduler(SHORT_SLOTS_PER_CPU * num_cpus, LONG_SLOTS_PER_CPU * num_cpus)
             self._schedulers[loop] = scheduler
         return CpuSlot(scheduler)

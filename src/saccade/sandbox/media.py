@@ -21,6 +21,7 @@ from PIL import Image
 
 from saccade.errors import MediaError, SandboxError, convert_errors
 from saccade.sandbox.protocol import MAX_BYTES_PER_REQUEST, VideoMetadata
+from saccade.sandbox.scheduler import count_cpus
 
 MAX_FRAME_PIXELS, MAX_UPSCALED_PIXELS = 2**26, 2**22  # of one frame: at its own size, and upscaled
 MAX_SLICE_PIXELS = 2**27  # that are decoded at a time for one episode: a fraction of a second
@@ -49,7 +50,7 @@ class Video(Protocol):
 @functools.cache
 def get_decoder_pool() -> ThreadPoolExecutor:
     """Return the threads that decode for all workers of this process."""
-    return ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0))), thread_name_prefix="saccade-sandbox")
+    return ThreadPoolExecutor(min(4, count_cpus()), thread_name_prefix="saccade-sandbox")
 
 
 class VideoRequest:

@@ -9,8 +9,26 @@ paused in between. So short cells never wait for long ones, and no more cells ru
 """
 
 import asyncio
+import os
 from collections import deque
 from typing import Protocol
+
+_cpu_limit: int | None = None
+
+
+def limit_cpus(count: int) -> None:
+    """Let the fork servers of this process run as many cells, and decode on as many threads, as fit `count` CPUs.
+
+    Call it before the first cell.
+    """
+    global _cpu_limit  # a property of the process, like its affinity
+    _cpu_limit = count
+
+
+def count_cpus() -> int:
+    """Return the number of CPUs of the process's affinity, or the limit if it is lower."""
+    available = len(os.sched_getaffinity(0))
+    return available if _cpu_limit is None else min(available, _cpu_limit)
 
 
 class PausableCell(Protocol):

@@ -26,6 +26,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -128,6 +129,7 @@ class RayLauncher:
         self._sync_state: Any = None
         self._num_up = self._num_lost = self._num_rerun = self._num_drivers_lost = 0
         self._wait_seconds: list[float] = []  # of the groups since the last `pop_metrics`
+        self._num_images = Counter(decoded_images=0, stored_images=0)  # of the workers, since the last `pop_metrics`
         self._last_up, self._last_reason = 0.0, "no worker has started yet"
 
     # ---- groups ------------------------------------------------------------------------------------------------------
@@ -171,6 +173,7 @@ class RayLauncher:
         if isinstance(restart_on_update, RestartOnUpdate):
             restart_on_update.add_metrics(result.restarts)
         self._wait_seconds.append(result.wait_seconds)
+        self._num_images.update(result.media)
         for ctx, episode in zip(contexts, result.episodes, strict=True):
             ctx.emit_event("end", episode=episode)
         return [*result.episodes], result.graded
@@ -207,7 +210,9 @@ class RayLauncher:
             "workers/rerun_groups": self._num_rerun,
             "workers/lost_drivers": self._num_drivers_lost,
             "workers/wait_seconds": sum(waits) / (len(waits) or 1),
+            **{f"workers/{name}": number for name, number in self._num_images.items()},
         }
+        self._num_images = Counter(dict.fromkeys(self._num_images, 0))
         self._num_lost = self._num_rerun = self._num_drivers_lost = 0
         return {name: float(value) for name, value in metrics.items()}
 
@@ -391,7 +396,8 @@ class RayLauncher:
                 probe_file=str(probe_file),
                 working_dir=os.getcwd(),
                 environment={name: os.environ[name] for name in _LIBRARY_VARIABLES if name in os.environ},
-                pinned_cpus=math.ceil(self._config.cpus_per_worker) if self._config.pin_cpus else 0,
+                num_cpus=math.ceil(self._config.cpus_per_worker),
+                is_pinned=self._config.pin_cpus and self._config.cpus_per_worker > 0,
             ),
         )
 

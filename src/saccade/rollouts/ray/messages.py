@@ -63,6 +63,7 @@ class GroupResult:
     is_cancelled: bool = False
     error: SaccadeError | None = None  # what the user must fix
     restarts: Mapping[str, float] = field(default_factory=dict)  # of its worker; see RestartOnUpdate.pop_metrics
+    media: Mapping[str, int] = field(default_factory=dict)  # of its worker; see CachingMediaLoader.pop_counts
     wait_seconds: float = 0.0  # until a worker had room
     worker: str = ""  # its name
 
@@ -76,7 +77,8 @@ class WorkerSetup:
     probe_file: str  # a file in it that a worker must see
     working_dir: str  # where relative paths start
     environment: Mapping[str, str]  # variables that libraries read on import
-    pinned_cpus: int  # number of CPUs that the worker is restricted to; 0: all
+    num_cpus: int  # that its threads and sandboxes use; 0: all of the node
+    is_pinned: bool  # whether they are its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
+from saccade import sandbox
 from saccade.errors import RunError, SaccadeError, convert_errors
 from saccade.protocols import FollowerEngine, ScoreResult
 from saccade.rollouts.collect import await_episodes
@@ -41,6 +42,7 @@ from saccade.rollouts.ray.messages import (
 from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.rollouts.runner import run_episode
 from saccade.types import Episode
+from saccade.utils import cpus
 
 if TYPE_CHECKING:
     from saccade.rollouts.components import RolloutComponents
@@ -75,8 +77,11 @@ class RolloutWorker:
             os.chdir(setup.working_dir)
         try:
             with convert_errors(RunError, f"the rollout worker on {self._host} can't start", key="rollouts.launcher"):
-                if setup.pinned_cpus and not self._cpu_locks:
-                    self._cpu_locks = await _pin_cpus(setup.pinned_cpus, self._host)
+                if setup.is_pinned and not self._cpu_locks:
+                    self._cpu_locks = await _pin_cpus(setup.num_cpus, self._host)
+                if setup.num_cpus:
+                    cpus.limit_cpus(setup.num_cpus)
+                    sandbox.limit_cpus(setup.num_cpus)
                 self._components = _build_components(setup, self._host)
             gc.freeze()  # see async_utils.keep_collections_short
         except SaccadeError as error:
@@ -117,7 +122,8 @@ class RolloutWorker:
         self, key: GroupKey, episodes: list[Episode], graded: Sequence[ScoreResult] | None = None
     ) -> GroupResult:
         restarts = self._restart_on_update.pop_metrics()  # of all groups: the launcher adds them up
-        return GroupResult(key=key, episodes=episodes, graded=graded, restarts=restarts, worker=self._name)
+        media = self._components.media.pop_counts() if self._components else {}
+        return GroupResult(key=key, episodes=episodes, graded=graded, restarts=restarts, media=media, worker=self._name)
 
     async def _await(self, key: GroupKey, work: Awaitable[T], discarded: list[Episode]) -> T | GroupResult:
         """Return the result of `work`; if it is cancelled or fails, a group's result that holds `discarded`."""
