@@ -3,9 +3,10 @@
     python benchmarks/ray_rollouts.py [--tasks 6] [--group 4] [--rounds 3]
 
 Each episode sees frames of a video, runs code twice that reads other frames of it and computes with them, and answers;
-a scripted engine replies at once. Every round takes new videos, so that no side has them in its cache. Each worker is
-pinned to one CPU, its sandboxes and threads included; the process without Ray has all of them. Starting the cluster and
-its workers isn't counted: a first round, which warms up, does that.
+a scripted engine replies at once. Every round takes new videos, and no side has a store on disk, so that each decodes
+them. Each worker is pinned to one CPU, its sandboxes and threads included; the process without Ray has all of them.
+The sides alternate: in every round each side starts its workers and warms up with groups that aren't counted. A ratio
+is that of a round's sides, then the median and the range of the rounds.
 
 CPU seconds are those of all processes of a side; `busiest CPU s` those of its busiest worker with its sandboxes: pinned
 workers can't be faster than that. `other CPU s` is what the rest of the machine used meanwhile: seconds of sides whose
@@ -55,7 +56,7 @@ def write_tasks(folder: Path, count: int, seed: int) -> list[Task]:
 def make_recipe(model: Path, workers: int) -> Recipe:
     """Return the recipe of a side; 0 workers: without Ray."""
     engine = Path(__file__).with_name("_coding_engine.py")
-    overrides = [f"engine.name={engine}", f"model.path={model}", "sampling.max_tokens=600"]
+    overrides = [f"engine.name={engine}", f"model.path={model}", "sampling.max_tokens=600", "media.folder="]
     environment = ["video_in_prompt=true", "num_frames=32", "max_context_tokens=16000", "tools.python.timeout=120"]
     overrides += [f"environment.settings.{setting}" for setting in environment]
     if workers:
@@ -102,60 +103,71 @@ def read_cpu_seconds() -> tuple[float, float]:
 
 
 async def measure(
-    recipe: Recipe, folder: Path, batches: Sequence[Sequence[Task]], group_size: int
-) -> list[list[float]]:
-    """Collect a group per task, batch by batch; return the seconds (see above) of each but the first."""
+    recipe: Recipe, folder: Path, warm_ups: Sequence[Sequence[Task]], tasks: Sequence[Task], group_size: int
+) -> list[float]:
+    """Collect a group per task of each warm-up, then of `tasks`; return the seconds (see above) of the latter."""
     components = RolloutComponents.from_recipe(recipe)
     components.media.generated_dir = str(folder / "images")
-    components, figures = connect_launcher(components, folder), []
+    components = connect_launcher(components, folder)
+
+    async def run(tasks: Sequence[Task], group_size: int) -> None:
+        groups = await collect(
+            tasks,
+            components.environments,
+            components.build_context(seed=0),
+            group_size=group_size,
+            score_fn=components.score_fn,
+            launcher=components.launcher,
+        )
+        episodes = [member.episode for group in groups for member in group.episodes]
+        assert len(episodes) == len(tasks) * group_size
+        assert {episode.status for episode in episodes} == {EpisodeStatus.ANSWERED}
+        assert all(result.ok for episode in episodes for result in episode.results)
+
     try:
-        for tasks in batches:
-            workers, (ours, machine), started = read_worker_seconds(), read_cpu_seconds(), time.perf_counter()
-            groups = await collect(
-                tasks,
-                components.environments,
-                components.build_context(seed=0),
-                group_size=group_size,
-                score_fn=components.score_fn,
-                launcher=components.launcher,
-            )
-            seconds, (ours_after, machine_after) = time.perf_counter() - started, read_cpu_seconds()
-            busiest = max(value - workers.get(pid, 0.0) for pid, value in read_worker_seconds().items())
-            used = ours_after - ours
-            figures.append([seconds, used, busiest, machine_after - machine - used])
-            episodes = [member.episode for group in groups for member in group.episodes]
-            assert len(episodes) == len(tasks) * group_size
-            assert {episode.status for episode in episodes} == {EpisodeStatus.ANSWERED}
-            assert all(result.ok for episode in episodes for result in episode.results)
+        for warm_up in warm_ups:
+            await run(warm_up, 1)
+            while components.launcher and components.launcher.pop_metrics()["workers/up"] < recipe.rollouts.ray.workers:
+                await asyncio.sleep(0.1)  # the first worker that is up runs the first groups
+        workers, (ours, machine), started = read_worker_seconds(), read_cpu_seconds(), time.perf_counter()
+        await run(tasks, group_size)
+        seconds, (ours_after, machine_after) = time.perf_counter() - started, read_cpu_seconds()
+        busiest = max(value - workers.get(pid, 0.0) for pid, value in read_worker_seconds().items())
+        return [seconds, ours_after - ours, busiest, machine_after - machine - (ours_after - ours)]
     finally:
         await components.engine.close()
         sandbox.close_shared_servers()
-    return figures[1:]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure the sides one after the other: each starts its workers once."""
+    """Measure the sides in turn, round by round."""
     options = parser(__doc__, rounds=3)
     options.add_argument("--tasks", type=int, default=6, help="groups per round")
     options.add_argument("--group", type=int, default=4, help="episodes per group")
     chosen = options.parse_args(arguments)
+    sides = {"without Ray, all CPUs": 0, "one worker": 1, "two workers": 2}
+    figures: dict[str, list[list[float]]] = {side: [] for side in sides}
+    counts = 2, 2, chosen.tasks  # of groups: two warm-ups, so that each of two workers has one
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         make_tiny_model(root / "model")
-        batches = [write_tasks(root, chosen.tasks, seed) for seed in range(chosen.rounds + 1)]
-        rows: list[dict[str, Any]] = []
-        for side, workers in {"without Ray, all CPUs": 0, "one worker": 1, "two workers": 2}.items():
-            folder = root / side.replace(" ", "-")
-            folder.mkdir()
-            figures = asyncio.run(measure(make_recipe(root / "model", workers), folder, batches, chosen.group))
-            wall, ours, busiest, other = (statistics.median(values) for values in zip(*figures, strict=True))
-            episodes = chosen.tasks * chosen.group
-            row = {"side": side, "seconds": wall, "episodes/s": episodes / wall}
-            rows.append({**row, "CPU s": ours, "busiest CPU s": busiest, "other CPU s": other})
-    for row in rows:
-        row["times one worker"] = rows[1]["seconds"] / row["seconds"]
-        row["by busiest CPU s"] = rows[1]["busiest CPU s"] / row["busiest CPU s"]
-    title = f"{chosen.tasks} groups of {chosen.group}: decoding and code; medians of {chosen.rounds}"
+        for number in range(chosen.rounds):
+            *warm_ups, tasks = (write_tasks(root, count, 3 * number + index) for index, count in enumerate(counts))
+            for side, workers in sides.items():
+                folder = root / f"{side.replace(' ', '-')}-{number}"
+                folder.mkdir()
+                recipe = make_recipe(root / "model", workers)
+                figures[side].append(asyncio.run(measure(recipe, folder, warm_ups, tasks, chosen.group)))
+    rows: list[dict[str, Any]] = []
+    for side, values in figures.items():
+        wall, ours, busiest, other = (statistics.median(column) for column in zip(*values, strict=True))
+        row = {"side": side, "seconds": wall, "episodes/s": chosen.tasks * chosen.group / wall}
+        row |= {"CPU s": ours, "busiest CPU s": busiest, "other CPU s": other}
+        for title, column in (("times one worker", 0), ("by busiest CPU s", 2)):
+            ratios = [one[column] / own[column] for one, own in zip(figures["one worker"], values, strict=True)]
+            row[title] = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        rows.append(row)
+    title = f"{chosen.tasks} groups of {chosen.group}: decoding and code; medians of {chosen.rounds} rounds"
     show(title, rows, {"cores": str(os.cpu_count()), **describe_machine()}, chosen.out)
 
 
