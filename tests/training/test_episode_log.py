@@ -7,13 +7,21 @@ import logging
 import os
 import threading
 
+import numpy as np
 import pytest
 from error_cases import raises
 
 from saccade.errors import DataError
 from saccade.ledger import ImageRef, ImageSlot, Ledger
 from saccade.training import episode_log
-from saccade.training.episode_log import EpisodeWriter, RolloutRecord, list_recorded_steps, read_rollouts
+from saccade.training.episode_log import (
+    EpisodeWriter,
+    RolloutRecord,
+    list_recorded_steps,
+    read_rollouts,
+    read_step_token_values,
+)
+from saccade.training.token_log import TokenValues, identify_conversation
 from saccade.types import Episode, EpisodeStatus, Media, Reply, Score, Task, Turn
 
 
@@ -119,6 +127,36 @@ def test_the_oldest_steps_are_deleted(tmp_path):
     assert list_recorded_steps(tmp_path, "rl") == [4, 5]
     write(tmp_path, [build_record(tmp_path, step=6)], max_bytes=1)
     assert list_recorded_steps(tmp_path, "rl") == [6]  # the newest stays
+
+
+def build_values(record):
+    return TokenValues(
+        ledger=record.episode.ledger,
+        position_N=np.array([3, 4]),
+        gap_N=np.array([1e-6, float("inf")], dtype=np.float32),
+        entropy_N=np.array([0.25, 2.0], dtype=np.float32),
+    )
+
+
+def test_values_of_trained_tokens_are_read_back_by_conversation(tmp_path):
+    record, other = build_record(tmp_path), build_record(tmp_path, index=1)
+    writer = EpisodeWriter(tmp_path, 10**9)
+    asyncio.run(writer.write_tokens(1, [build_values(record)]))
+    assert read_step_token_values(tmp_path, "rl", 1) == {}  # without episodes there is nothing to show
+    asyncio.run(writer.write("rl", 1, [record, other]))
+    asyncio.run(writer.write_tokens(1, [build_values(record)]))
+    stored = read_step_token_values(tmp_path, "rl", 1)
+    [read, _] = read_rollouts(tmp_path, "rl", 1)
+    found = stored[identify_conversation(read.episode.ledger)].by_position()
+    assert found == {3: (pytest.approx(1e-6, rel=0.05), 0.25), 4: (float("inf"), 2.0)}
+    first = (tmp_path / "episodes" / "rl-000001.tokens.npz").read_bytes()
+    asyncio.run(writer.write_tokens(1, [build_values(record)]))
+    assert (tmp_path / "episodes" / "rl-000001.tokens.npz").read_bytes() == first
+    asyncio.run(EpisodeWriter(tmp_path, 1).write("rl", 2, [build_record(tmp_path, step=2)]))
+    assert [path.name for path in (tmp_path / "episodes").iterdir()] == ["rl-000002.jsonl.gz"]
+    (tmp_path / "episodes" / "rl-000002.tokens.npz").write_bytes(first[:50])
+    with raises(DataError, key=str(tmp_path / "episodes" / "rl-000002.tokens.npz")):
+        read_step_token_values(tmp_path, "rl", 2)
 
 
 def test_nothing_is_written_with_no_space(tmp_path):

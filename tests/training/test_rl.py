@@ -384,9 +384,19 @@ def test_every_mini_batch_compares_with_the_logprobs_before_the_first_step(
         return compute_policy_loss(logp, old_logp, advantages, weights, **settings)
 
     monkeypatch.setattr(policy_update, "compute_policy_loss", record_call)
-    samples = samples_of(collected_groups[1])
-    report = policy_update.update_policy(components, samples, components.recipe.rl, load_optimizer(components))
+    samples, values = samples_of(collected_groups[1]), []
+    optimizer = load_optimizer(components)
+    report = policy_update.update_policy(components, samples, components.recipe.rl, optimizer, on_tokens=values.extend)
     assert (report.updates, len(calls)) == (4, 4)
+    # Each sampled token has its values once, although it was trained on twice.
+    by_ledger = {id(row.ledger): row for row in values}
+    assert len(values) == len(by_ledger) == len(samples)
+    for sample in samples:
+        row = by_ledger[id(sample.ledger)]
+        assert row.position_N.tolist() == np.flatnonzero(sample.ledger.loss_mask()).tolist()
+        assert float(np.abs(row.gap_N).max()) <= 1e-4  # the engine has the trainer's weights, before each update
+    entropy = sum(float(row.entropy_N.sum()) for row in values) / report.trained_tokens
+    assert entropy == pytest.approx(report.entropy, rel=1e-5)
     assert [total for _, _, total in calls] == pytest.approx([1.0] * 4, abs=1e-4)
     change = [float((logp - old_logp).abs().max()) for logp, old_logp, _ in calls]
     assert change[0] <= 1e-5

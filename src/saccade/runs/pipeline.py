@@ -597,7 +597,7 @@ def _train_stage(
             validation=ValidationSchedule(validate, interval, results.validations),
             alarms=alarms,
             trace=trace,
-            **({"on_rollouts": writer.write} if stage_name == "rl" else {}),
+            **({"on_rollouts": writer.write, "on_tokens": writer.write_tokens} if stage_name == "rl" else {}),
         )
         run_and_close(components, work)
     weights = checkpoint.list_checkpoints(folder / stage_name)[-1].folder

@@ -1,7 +1,7 @@
 """The episodes that a run samples, on disk: one compressed file per step, bounded in bytes, readable after any kill.
 
     collect_batch ──records──> EpisodeWriter ──thread──> episodes/rl-000012.jsonl.gz ──> delete the oldest files
-                                                                    └──> read_rollouts
+    update_policy ──values───────┘                                  └──> read_rollouts
 
 A file is written under another name and renamed, so a step that is sampled again replaces its file. Images and videos
 are stored as paths. Episodes are diagnostics: if they can't be written, the writer logs one warning and writes no more,
@@ -14,13 +14,14 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from saccade.errors import DataError, RunError, SaccadeError, convert_errors
 from saccade.media.relocation import map_media_paths
+from saccade.training.token_log import SUFFIX, StoredValues, TokenValues, read_token_values, write_token_values
 from saccade.types import Episode, Score
 from saccade.utils.files import convert_file_errors, write_atomically
 from saccade.utils.jsonl import encode_json_line, parse_json_line, relativize_path, require_file
@@ -64,24 +65,32 @@ class EpisodeWriter:
         """Write the records of a step in a thread, without blocking the event loop; return when they are on disk."""
         async with self._pending:
             if self._is_enabled:
-                await asyncio.to_thread(self._write, f"{stage}-{step:06d}.jsonl.gz", records)
+                path = self._folder / f"{stage}-{step:06d}.jsonl.gz"
+                await asyncio.to_thread(self._write, path, lambda part: self._write_records(part, records))
 
-    def _write(self, name: str, records: Sequence[RolloutRecord]) -> None:
-        path = self._folder / name
+    async def write_tokens(self, step: int, values: Sequence[TokenValues]) -> None:
+        """Write what RL computed for the tokens of a step whose episodes are on disk, as `write` does."""
+        async with self._pending:
+            path = _get_token_path(self._folder, "rl", step)
+            if self._is_enabled and values and path.with_name(f"rl-{step:06d}.jsonl.gz").exists():
+                await asyncio.to_thread(self._write, path, lambda part: write_token_values(part, values))
+
+    def _write_records(self, part: Path, records: Sequence[RolloutRecord]) -> None:
+        # No time and no name in the header: equal episodes make equal files.
+        with (
+            part.open("wb") as file,
+            gzip.GzipFile(filename="", mode="wb", compresslevel=_COMPRESSION_LEVEL, fileobj=file, mtime=0) as archive,
+        ):
+            for record in records:
+                archive.write(encode_json_line(map_media_paths(record, self._relativize)))
+
+    def _write(self, path: Path, write: Callable[[Path], None]) -> None:
         try:
             # Whatever fails here, it must not fail the training.
             with convert_errors(RunError, f"{path} can't be written", key=str(path)), convert_file_errors(path):
                 self._folder.mkdir(exist_ok=True)
-                # No time and no name in the header: equal episodes make equal files.
-                with (
-                    write_atomically(path) as part,
-                    part.open("wb") as file,
-                    gzip.GzipFile(
-                        filename="", mode="wb", compresslevel=_COMPRESSION_LEVEL, fileobj=file, mtime=0
-                    ) as archive,
-                ):
-                    for record in records:
-                        archive.write(encode_json_line(map_media_paths(record, self._relativize)))
+                with write_atomically(path) as part:
+                    write(part)
                 self._delete_oldest(path)
         except SaccadeError as error:
             self._is_enabled = False
@@ -91,13 +100,17 @@ class EpisodeWriter:
         return relativize_path(self._folder, file, self._root)
 
     def _delete_oldest(self, newest: Path) -> None:
-        """Delete the oldest files until all take at most `max_bytes`; the newest one stays."""
-        files = [(path.stat().st_mtime_ns, path.name, path) for path in self._folder.glob("*.jsonl.gz")]
-        size = sum(path.stat().st_size for _, _, path in files)
-        for _, _, path in sorted(files):
+        """Delete the files of the oldest steps until all take at most `max_bytes`; those of the newest one stay."""
+        steps: dict[str, list[Path]] = {}
+        for path in self._folder.glob("*-*.*"):
+            steps.setdefault(path.name.partition(".")[0], []).append(path)
+        size = sum(path.stat().st_size for paths in steps.values() for path in paths)
+        newest_step = newest.name.partition(".")[0]
+        ages = {name: min(path.stat().st_mtime_ns for path in paths) for name, paths in steps.items()}
+        for name in sorted(steps, key=lambda name: (ages[name], name)):
             if size <= self._max_bytes:
                 return
-            if path != newest:
+            for path in steps[name] if name != newest_step else ():
                 size -= path.stat().st_size
                 path.unlink()
 
@@ -125,6 +138,15 @@ def read_rollouts(run_folder: Path, stage: str, step: int) -> list[RolloutRecord
     return [
         parse_rollout(line, path, f"line {number}") for number, line in enumerate(read_rollout_lines(path), start=1)
     ]
+
+
+def read_step_token_values(run_folder: Path, stage: str, step: int) -> Mapping[str, StoredValues]:
+    """Return what RL computed for the trained tokens of a step, as `read_token_values` does."""
+    return read_token_values(_get_token_path(run_folder / EPISODES_FOLDER, stage, step))
+
+
+def _get_token_path(folder: Path, stage: str, step: int) -> Path:
+    return folder / f"{stage}-{step:06d}{SUFFIX}"
 
 
 def list_rollout_files(run_folder: Path) -> list[tuple[Path, str, int]]:

@@ -6,7 +6,7 @@
 Axis letters: N trained tokens of a micro-batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,7 +33,9 @@ from saccade.training.distributed.backbone import DividedBackbone, DividedOptimi
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import Batch
 from saccade.training.reference import Reference
+from saccade.training.token_log import TokenValues
 from saccade.training.train_step import (
+    MicroBatchResult,
     StepReport,
     detect_full_memory,
     forward,
@@ -47,6 +49,8 @@ from saccade.training.train_step import (
 from saccade.training.training_samples import split_mini_batches
 from saccade.types import TrainingSample
 
+OnTokens = Callable[[Iterable[TokenValues]], None]
+
 
 def update_policy(
     components: TrainingComponents,
@@ -55,16 +59,18 @@ def update_policy(
     optimizer: Optimizer | DividedOptimizer,
     reference: Reference | DividedReference | None = None,
     check_cancelled: CheckCancelled = lambda: None,
+    on_tokens: OnTokens = lambda values: None,
 ) -> StepReport:
     """Take `epochs_per_batch` passes over the samples of a rollout batch, with one optimizer step per mini-batch.
 
     The trainer's logprobs before the first step (the proximal policy) are those of that step's forward pass, so they
     are computed beforehand only for further steps. Advantages are whitened over the whole rollout batch, losses
-    averaged over a mini-batch. `check_cancelled` is called before each micro-batch up to the first update. Raises
-    EngineError if a packed token isn't the one that the engine sampled.
+    averaged over a mini-batch. `check_cancelled` is called before each micro-batch up to the first update. `on_tokens`
+    receives what each mini-batch's first pass computed for every token. Raises EngineError if a packed token isn't the
+    one that the engine sampled.
     """
     with components.backbone.share_features():
-        return _update_policy(components, samples, settings, optimizer, reference, check_cancelled)
+        return _update_policy(components, samples, settings, optimizer, reference, check_cancelled, on_tokens)
 
 
 def _update_policy(
@@ -74,10 +80,12 @@ def _update_policy(
     optimizer: Optimizer | DividedOptimizer,
     reference: Reference | DividedReference | None,
     check_cancelled: CheckCancelled,
+    on_tokens: OnTokens,
 ) -> StepReport:
     backbone, batches = components.backbone, list[Batch]()
     mini_batches: list[slice] = []  # of `batches`
-    for mini_batch in split_mini_batches(samples, settings.mini_batches):
+    samples_by_mini_batch = split_mini_batches(samples, settings.mini_batches)
+    for mini_batch in samples_by_mini_batch:
         packed = pack_samples(backbone, mini_batch, settings)
         check_engine_tokens(mini_batch, packed)
         mini_batches.append(slice(len(batches), len(batches) + len(packed)))
@@ -102,6 +110,11 @@ def _update_policy(
     loss_fn = build_policy_loss(settings, version)
     load_all_pixels, temperature = components.media.load_all_pixels, components.recipe.sampling.temperature
     reports = list[StepReport]()
+
+    def report_tokens(parts: Sequence[Batch], results: Sequence[MicroBatchResult]) -> None:
+        if len(reports) < len(mini_batches):
+            on_tokens(_list_token_values(samples_by_mini_batch[len(reports)], parts, results))
+
     for part in mini_batches * settings.epochs_per_batch:
         report = train_step(
             backbone,
@@ -112,6 +125,7 @@ def _update_policy(
             temperature=temperature,
             # Between two updates of one batch the weights are those of no step, which no checkpoint can hold.
             check_cancelled=(lambda: None) if reports else check_cancelled,
+            on_results=report_tokens,
         )
         reports.append(report)
     # Loss and gradient norm are the first pass's, statistics such as ratios the last one's.
@@ -219,6 +233,25 @@ def _compute_staleness(batches: Sequence[Batch], version: int) -> dict[str, floa
     """Return mean and maximum over the trained tokens of the weight versions between sampling and training."""
     staleness_N = version - np.concatenate([batch.version_N for batch in batches])
     return {"staleness_mean": float(staleness_N.mean()), "staleness_max": float(staleness_N.max())}
+
+
+def _list_token_values(
+    samples: Sequence[TrainingSample], batches: Sequence[Batch], results: Sequence[MicroBatchResult]
+) -> Iterator[TokenValues]:
+    """Yield the values of each sample of the micro-batches, from the results of their forward passes.
+
+    The trainer's logprobs are those of the proximal policy where a setting has them computed.
+    """
+    for batch, result in zip(batches, results, strict=True):
+        logp_N = result.logp_N if batch.proximal_logp_N is None else batch.proximal_logp_N
+        for index in np.unique(batch.sample_N).tolist():
+            is_own_N, ledger = batch.sample_N == index, samples[index].ledger
+            yield TokenValues(
+                ledger=ledger,
+                position_N=np.flatnonzero(ledger.loss_mask()),  # the tokens of a sample are packed in order
+                gap_N=logp_N[is_own_N] - batch.rollout_logp_N[is_own_N],
+                entropy_N=result.entropy_N[is_own_N],
+            )
 
 
 def check_engine_tokens(samples: Sequence[TrainingSample], batches: Sequence[Batch]) -> None:

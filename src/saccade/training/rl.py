@@ -21,7 +21,7 @@ uninterrupted one. The exceptions are `max_staleness` and `over_provision`, wher
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ from saccade.training.distributed.backbone import (
 )
 from saccade.training.group_queue import GroupQueue, PendingGroup
 from saccade.training.optimizer import Optimizer, compute_learning_rate
-from saccade.training.policy_update import update_policy
+from saccade.training.policy_update import OnTokens, update_policy
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.training.reference import Reference, get_trainable_parameters, load_initial_weights
 from saccade.training.rollout_batch import (
@@ -68,6 +68,7 @@ from saccade.training.rollout_batch import (
 from saccade.training.rollout_queue import RolloutQueue
 from saccade.training.step_timer import StepTimer, compute_update_speed
 from saccade.training.step_trace import StepTrace
+from saccade.training.token_log import TokenValues
 from saccade.training.train_step import StepReport
 from saccade.training.training_samples import build_samples, drop_stale_tokens
 from saccade.training.validation import ValidationSchedule
@@ -75,6 +76,7 @@ from saccade.types import Task, TrainingSample
 from saccade.utils.jsonl import read_jsonl, relativize_path, write_jsonl
 
 LogStep = Callable[[Mapping[str, float]], None]
+OnTrainedTokens = Callable[[int, Sequence[TokenValues]], Awaitable[None]]  # step from 1, values
 PENDING_BATCHES, PENDING_GROUPS = "pending_batches.jsonl", "pending_groups.jsonl"  # files of a checkpoint
 
 
@@ -97,19 +99,20 @@ async def train(
     log_step: LogStep,
     on_groups: OnGroups | None = None,
     on_rollouts: OnRollouts | None = None,
+    on_tokens: OnTrainedTokens | None = None,
     validation: ValidationSchedule | None = None,
     alarms: AlarmMonitor | None = None,
     trace: StepTrace | None = None,
 ) -> None:
     """Train `components.backbone` in place for the recipe's steps; write checkpoints below `folder`.
 
-    `log_step` receives one row of metrics per step, `on_groups` every step's groups when they are collected, and
-    `on_rollouts` the records of all its episodes. `validation`, `alarms` and `trace` observe the training without
-    changing a number of it. A step that keeps no group makes no update: its `updates` is 0, and it has no loss. Resumes
-    from the newest checkpoint in `folder` (the components must have been loaded from it). Raises DataError without
-    tasks, EngineError if engine and trainer disagree about a token, RunError if groups are missing and
-    `rl.selection.on_underfilled` is "stop", ConfigError if `rl.max_staleness` needs an engine with separate weights,
-    AlarmError if an alarm stops the training.
+    `log_step` receives one row of metrics per step, `on_groups` every step's groups when they are collected,
+    `on_rollouts` the records of all its episodes, and `on_tokens` what the update computed for each token.
+    `validation`, `alarms` and `trace` observe the training without changing a number of it. A step that keeps no group
+    makes no update: its `updates` is 0, and it has no loss. Resumes from the newest checkpoint in `folder` (the
+    components must have been loaded from it). Raises DataError without tasks, EngineError if engine and trainer
+    disagree about a token, RunError if groups are missing and `rl.selection.on_underfilled` is "stop", ConfigError if
+    `rl.max_staleness` needs an engine with separate weights, AlarmError if an alarm stops the training.
     """
     validation, alarms = validation or ValidationSchedule(), alarms or AlarmMonitor()
     settings = components.recipe.rl
@@ -144,14 +147,14 @@ async def train(
             step = state.num_finished_steps + 1
             writer.check()
             optimizer.start_step(state.num_finished_steps)
-            num_tokens_before = queue.num_sampled_tokens
+            num_tokens_before, token_values = queue.num_sampled_tokens, list[TokenValues]()
             timer.start_step()
             with trace.record(step) if trace else contextlib.nullcontext():
                 async with save_state_on_stop(writer, state):
                     batch = await queue.get()
                     timer.end_phase("rollout")
                     samples, metrics = build_training_samples(batch, components)
-                    report = await run_policy_update(components, samples, optimizer, reference) if samples else None
+                    report = await run_policy_update(components, samples, optimizer, reference, token_values.extend)
                 timer.end_phase("train")
                 row = {
                     **{"step": step, **batch.metrics, **metrics},
@@ -161,6 +164,9 @@ async def train(
                 }
                 log_row = partial(log_step, row)
                 async with save_state_on_stop(writer, state, rollout_queue=queue, log_step=log_row):
+                    if on_tokens:
+                        await on_tokens(step, token_values)
+                        timer.end_phase("token_log")
                     if validation.is_running:  # it samples from the weights that the sync replaces
                         await validation.finish()
                         timer.end_phase("validation_wait")
@@ -198,11 +204,16 @@ async def run_policy_update(
     samples: Sequence[TrainingSample],
     optimizer: Optimizer | DividedOptimizer,
     reference: Reference | DividedReference | None,
-) -> StepReport:
-    """Update the policy on the samples; in a second thread if rollouts continue meanwhile."""
+    on_tokens: OnTokens,
+) -> StepReport | None:
+    """Update the policy on the samples, if there are any; in a second thread if rollouts continue meanwhile."""
+    if not samples:
+        return None
 
     def update(check_cancelled: CheckCancelled) -> StepReport:
-        return update_policy(components, samples, components.recipe.rl, optimizer, reference, check_cancelled)
+        return update_policy(
+            components, samples, components.recipe.rl, optimizer, reference, check_cancelled, on_tokens
+        )
 
     if components.recipe.rl.max_staleness:
         return await run_in_thread(update, "the policy update")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from statistics import fmean
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -142,13 +142,14 @@ def train_step(
     load_all_pixels: LoadAllPixels,
     temperature: float = 1.0,
     check_cancelled: CheckCancelled = lambda: None,
+    on_results: "OnResults" = lambda batches, results: None,
 ) -> StepReport:
     """Accumulate gradients over the micro-batches, whose losses add up, then take one optimizer step.
 
     If the weights are divided among processes, `loss_fn` must be picklable, and each micro-batch is run by one of them.
     `check_cancelled` is called for each micro-batch. If one doesn't fit in memory, all gradients are discarded, it and
-    those of its size are split, and all start again; later steps split them at once. Raises RunError for a single
-    sample that doesn't fit.
+    those of its size are split, and all start again; later steps split them at once. `on_results` receives the
+    micro-batches with their results. Raises RunError for a single sample that doesn't fit.
     """
 
     def compute_loss(batch: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -174,15 +175,15 @@ def train_step(
     backbone.model.eval()
     require_finite_losses(batches, results, optimizer.current_step)
     grad_norm = optimizer.step()
-    losses, entropies, stats = zip(*results, strict=True)
+    on_results(batches, results)
     trained_tokens = sum(len(batch.token_N) for batch in batches)
     return StepReport(
-        loss=sum(losses),
-        entropy=sum(entropies) / max(trained_tokens, 1),
+        loss=sum(result.loss for result in results),
+        entropy=sum(result.entropy for result in results) / max(trained_tokens, 1),
         grad_norm=grad_norm,
         packed_tokens=sum(int((batch.tree_BT >= 0).sum()) for batch in batches),
         trained_tokens=trained_tokens,
-        stats=merge_stats(stats),
+        stats=merge_stats([result.stats for result in results]),
     )
 
 
@@ -256,23 +257,33 @@ def split_to_fit(batch: Batch, max_tokens: int) -> list[tuple[Batch, np.ndarray]
     ]
 
 
-MicroBatchResult = tuple[float, float, Mapping[str, Tensor]]  # loss, sum of entropies, statistics
+class MicroBatchResult(NamedTuple):
+    """What the forward pass of a micro-batch of N trained tokens computed."""
+
+    loss: float
+    entropy: float  # sum over the tokens, nats
+    stats: Mapping[str, Tensor]  # of the loss function
+    logp_N: np.ndarray  # logprobs
+    entropy_N: np.ndarray  # entropies, nats
+
+
+OnResults = Callable[[Sequence[Batch], Sequence[MicroBatchResult]], None]
 
 
 def require_finite_losses(batches: Sequence[Batch], results: Sequence[MicroBatchResult], step: int) -> None:
     """Raise RunError if the loss of a micro-batch of step `step` (from 1) isn't finite; name its first bad tensor."""
-    for index, (batch, (loss, entropy, _)) in enumerate(zip(batches, results, strict=True)):
-        if not math.isfinite(loss):
+    for index, (batch, result) in enumerate(zip(batches, results, strict=True)):
+        if not math.isfinite(result.loss):
             arrays = {key.name: getattr(batch, key.name) for key in fields(batch)}
             name = checkpoint_io.find_nonfinite(
                 {name: torch.from_numpy(value) for name, value in arrays.items() if isinstance(value, np.ndarray)}
-            ) or ("" if math.isfinite(entropy) else "the logits")
+            ) or ("" if math.isfinite(result.entropy) else "the logits")
             reason = f"{name} hold NaN or an infinity" if name else "its inputs are finite"
             raise RunError(
-                f"step {step}: the loss of micro-batch {index + 1} of {len(batches)} is {loss} ({reason}); no weight "
-                "was changed; start again with a lower learning rate or another loss",
+                f"step {step}: the loss of micro-batch {index + 1} of {len(batches)} is {result.loss} ({reason}); no "
+                "weight was changed; start again with a lower learning rate or another loss",
                 key="loss",
-                value=loss,
+                value=result.loss,
             )
 
 
@@ -284,26 +295,32 @@ def accumulate_gradients(
     Raises MemoryExceededError if one doesn't fit in memory; the gradients are then useless.
     """
 
-    def compute_loss(batch: Batch, load_pixels: LoadPixels) -> tuple[Tensor, float, Mapping[str, Tensor]]:
+    def compute_loss(batch: Batch, load_pixels: LoadPixels) -> tuple[Tensor, MicroBatchResult]:
         logp_N, entropy_N = forward(backbone, batch, load_pixels=load_pixels, temperature=temperature)
         loss, stats = loss_fn(batch, logp_N)
-        return loss, float(entropy_N.sum()), stats
+        return loss, MicroBatchResult(
+            loss=float(loss.detach()),
+            entropy=float(entropy_N.sum()),
+            stats=stats,
+            logp_N=logp_N.detach().float().cpu().numpy(),
+            entropy_N=entropy_N.float().cpu().numpy(),
+        )
 
     if backbone.num_parallel_micro_batches > 1 and len(batches) > 1:
         return _run_in_parallel(backbone, batches, compute_loss, load_all_pixels)
     results = []
     for batch, load_pixels in load_ahead(backbone, batches, load_all_pixels):
         with detect_full_memory(batch):
-            loss, entropy, stats = compute_loss(batch, load_pixels)
+            loss, result = compute_loss(batch, load_pixels)
             torch.autograd.backward(loss)
-        results.append((float(loss.detach()), entropy, stats))
+        results.append(result)
     return results
 
 
 def _run_in_parallel(
     backbone: Backbone,
     batches: Sequence[Batch],
-    compute_loss: Callable[[Batch, LoadPixels], tuple[Tensor, float, Mapping[str, Tensor]]],
+    compute_loss: Callable[[Batch, LoadPixels], tuple[Tensor, MicroBatchResult]],
     load_all_pixels: LoadAllPixels,
 ) -> list[MicroBatchResult]:
     """Run one thread per micro-batch (several per operation scale worse); gradients are added in order."""
@@ -312,9 +329,9 @@ def _run_in_parallel(
     def compute_gradients(loaded: tuple[Batch, LoadPixels]) -> tuple[MicroBatchResult, tuple[Tensor | None, ...]]:
         batch, load_pixels = loaded
         with detect_full_memory(batch), torch.enable_grad():  # gradient mode is set per thread
-            loss, entropy, stats = compute_loss(batch, load_pixels)
+            loss, result = compute_loss(batch, load_pixels)
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        return (float(loss.detach()), entropy, stats), gradients
+        return result, gradients
 
     results: list[MicroBatchResult] = []
     torch.set_num_threads(1)

@@ -27,6 +27,7 @@ from saccade.reporting.episode_view import (
 )
 from saccade.reporting.viewer.index import Location
 from saccade.training.episode_log import parse_rollout, read_rollout_lines
+from saccade.training.token_log import StoredValues, identify_conversation
 from saccade.types import AnswerType, Call, CallFormat, Episode, Score, ScoredEpisode, ToolResult, Turn
 from saccade.utils.numbers import to_finite, to_span
 
@@ -255,15 +256,21 @@ def _name_span(kind: str, turn: int | None, call: int | None) -> str:
 
 
 def describe_tokens(
-    episode: Episode, decode: DecodeFn, advantages: Mapping[int, Sequence[float]] | None = None
+    episode: Episode,
+    decode: DecodeFn,
+    advantages: Mapping[int, Sequence[float]] | None = None,
+    trained: Mapping[str, StoredValues] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the conversations of an episode and its sub-agents as segments of tokens.
 
-    `advantages` has those of each trained conversation, one per expanded token, by its number in `Episode.walk`.
+    `advantages` has those of each trained conversation, one per expanded token, by its number in `Episode.walk`;
+    `trained` what the trainer computed for the step's tokens.
     """
     conversations = []
     for number, part in enumerate(episode.walk()):
         values, segments, offset = (advantages or {}).get(number), [], 0
+        stored = trained.get(identify_conversation(part.ledger)) if trained else None
+        by_position = {} if stored is None else stored.by_position()
         for segment in part.ledger.segments:
             starts = [0]  # of each compact token among the segment's expanded ones
             for count in segment.repeat_counts:
@@ -272,7 +279,16 @@ def describe_tokens(
             for token in decode_tokens(segment, decode):
                 position = offset + starts[token.start]
                 advantage = values[position] if values is not None and segment.is_sampled else None
-                pieces.append({"text": token.text, "logprob": token.logprob, "advantage": advantage})
+                gap, entropy = by_position.get(position, (None, None))
+                pieces.append(
+                    {
+                        "text": token.text,
+                        "logprob": token.logprob,
+                        "advantage": advantage,
+                        "entropy": entropy,
+                        "gap": gap,
+                    }
+                )
             segments.append(
                 {
                     "origin": segment.origin.value,

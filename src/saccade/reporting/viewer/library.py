@@ -27,7 +27,8 @@ from saccade.reporting.run_summary import (
 )
 from saccade.reporting.viewer.episodes import Describer, StoredEpisode, describe_tokens, read_episode
 from saccade.reporting.viewer.index import EpisodeIndex
-from saccade.training.episode_log import RolloutRecord, read_rollouts
+from saccade.training.episode_log import RolloutRecord, read_rollouts, read_step_token_values
+from saccade.training.token_log import StoredValues
 from saccade.training.training_samples import build_sample
 from saccade.types import Group, ScoredEpisode
 from saccade.utils.hashing import compute_digest
@@ -37,6 +38,12 @@ SEED_KEYS = ("seed", "model.path", "data.", "extends")  # in which runs of one r
 MAX_FLIPPED = 500  # rows of a comparison
 MAX_KEPT_RESULTS = 64  # metrics and tables
 MAX_KEPT_STEPS = 2  # a step's groups, whole episodes
+
+
+NO_TOKEN_VALUES = (  # of an episode that was not kept, and of one that was
+    "Entropy and engine–trainer gap are computed when a step trains on an episode; no step trained on this one.",
+    "Entropy and engine–trainer gap are not on disk: no step has trained on this episode, or an earlier version did.",
+)
 
 
 class UnknownItemError(DataError):
@@ -335,17 +342,21 @@ class Library:
         if decode is None:
             return {"error": "the run's tokenizer is missing: its model was moved or deleted", "conversations": []}
         advantages: dict[int, tuple[float, ...]] = {}
-        note = ""
+        trained: Mapping[str, StoredValues] = {}
+        notes = []
         if row["outcome"] == "kept":
             try:
                 advantages = self._find_token_advantages(run, row, decode)
             except (SaccadeError, ValueError, OSError) as error:
-                note = f"advantages can't be computed: {error}"
-        return {
-            "error": "",
-            "note": note,
-            "conversations": describe_tokens(stored.episode, decode, advantages),
-        }
+                notes.append(f"Advantages can't be computed: {error}.")
+            try:
+                trained = read_step_token_values(run.folder, row["stage"], row["step"])
+            except (SaccadeError, OSError) as error:
+                notes.append(f"{error}.")
+        conversations = describe_tokens(stored.episode, decode, advantages, trained)
+        if all(piece["gap"] is None for item in conversations for part in item["segments"] for piece in part["pieces"]):
+            notes.append(NO_TOKEN_VALUES[row["outcome"] == "kept"])
+        return {"error": "", "note": " ".join(notes), "conversations": conversations}
 
     def _find_token_advantages(
         self, run: ViewedRun, row: Mapping[str, Any], decode: DecodeFn

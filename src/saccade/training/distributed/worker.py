@@ -105,14 +105,15 @@ class Worker:
                 torch.autograd.backward(logp_N.sum())
             else:
                 with _explain_full_memory():
-                    [(loss, entropy, stats)] = accumulate_gradients(
+                    [result] = accumulate_gradients(
                         self.backbone,
                         [deal.batch],
                         loss_fn,
                         load_all_pixels=deal.load_all_pixels,
                         temperature=temperature,
                     )
-                results.append((deal.index, (loss, entropy, {name: value.cpu() for name, value in stats.items()})))
+                stats = {name: value.cpu() for name, value in result.stats.items()}
+                results.append((deal.index, result._replace(stats=stats)))
         self.backbone.model.eval()
         if not has_images:  # one process has no gradient there, which the optimizer distinguishes from zero
             for parameter in self.backbone.model.model.visual.parameters():

@@ -1,4 +1,4 @@
-// An episode token by token, colored by origin, logprob or advantage.
+// An episode token by token, colored by origin or by one of its values.
 
 import { get } from "./api.js";
 import { errorBox, fill, h } from "./dom.js";
@@ -7,12 +7,17 @@ import { number } from "./format.js";
 const MODES = {
   origin: "origin",
   logprob: "logprob: the darker, the less likely",
+  entropy: "entropy: the darker, the less certain",
   advantage: "advantage: blue above, orange below 0",
+  gap: "engine–trainer gap: the darker, the larger",
 };
 const MAX_SPANS = 20000;
+const FULL_ENTROPY = 3, FULL_GAP = 0.2; // nats of the darkest color
 
 function tint(token, mode) {
   if (mode === "logprob" && token.logprob !== null) return ["warm", 1 - Math.exp(Math.min(token.logprob, 0))];
+  if (mode === "entropy" && token.entropy !== null) return ["warm", Math.min(token.entropy / FULL_ENTROPY, 1)];
+  if (mode === "gap" && token.gap !== null) return ["warm", Math.min(Math.abs(token.gap) / FULL_GAP, 1)];
   if (mode === "advantage" && token.advantage) return [token.advantage > 0 ? "cool" : "warm", Math.min(Math.abs(token.advantage) / 2, 1)];
   return null;
 }
@@ -20,6 +25,8 @@ function tint(token, mode) {
 function describe(token, segment) {
   const parts = [segment.origin];
   if (token.logprob !== null) parts.push(`p ${number(Math.exp(token.logprob))}`, `logprob ${number(token.logprob)}`);
+  if (token.entropy !== null) parts.push(`entropy ${number(token.entropy)}`);
+  if (token.gap !== null) parts.push(`engine–trainer gap ${number(token.gap)}`);
   if (token.advantage !== null) parts.push(`advantage ${number(token.advantage)}`);
   if (segment.version !== null) parts.push(`weight version ${segment.version}`);
   return parts.join(", ");
@@ -28,7 +35,7 @@ function describe(token, segment) {
 export function tokenPanel(view) {
   const box = h("div"), status = h("p", { class: "note token-status", role: "status" }, "Point at a token, or move to it with Tab.");
   const state = { mode: "origin", data: null };
-  const details = h("details", { class: "card tokens" }, h("summary", null, "Tokens: logprobs, advantages, weight versions"), box);
+  const details = h("details", { class: "card tokens" }, h("summary", null, "Tokens: logprobs, entropies, advantages, weight versions, engine–trainer gaps"), box);
 
   function draw() {
     const { conversations, note, error } = state.data;
