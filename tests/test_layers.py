@@ -61,6 +61,7 @@ OWNERS = {
         "environments.external",
         "environments.openenv",
     ),
+    "pydantic_core": ("utils.jsonl",),
     "transformers": ("models",),
     "tokenizers": ("chat.tokenizer", "models.tiny_tokenizer"),
     "peft": ("models.lora",),

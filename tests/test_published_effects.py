@@ -137,7 +137,7 @@ def test_an_answer_that_is_never_closed_earns_nothing():
     settings = load_recipe("paravt/para_grpo").rewards["format_reward"].settings
     block = Block(kind=BlockKind.ANSWER, body="red", is_closed=False)
     turn = Turn(reply=Reply(text="", blocks=(block,)))
-    assert format_reward(replace(make_scored(0.0).episode, turns=(turn,)), **settings) == 0.0
+    assert format_reward(replace(make_scored(0.0).episode, turns=(turn,)), **settings).value == 0.0
 
 
 def test_paravt_scores_open_answers_by_token_f1():
@@ -146,7 +146,7 @@ def test_paravt_scores_open_answers_by_token_f1():
     block = Block(kind=BlockKind.ANSWER, body="red, green, blue", is_closed=True)
     turn = Turn(reply=Reply(text="<answer>red, green, blue</answer>", blocks=(block,)))
     episode = replace(make_scored(0.0).episode, turns=(turn,))
-    assert plugins.resolve("rewards", "accuracy", settings)()(episode) == pytest.approx(0.5)
+    assert plugins.resolve("rewards", "accuracy", settings)()(episode).value == pytest.approx(0.5)
 
 
 # ---- prompts ---------------------------------------------------------------------------------------------------------

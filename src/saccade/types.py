@@ -375,6 +375,9 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)  # the unweighted value of each term, by its name
     correct: float | None = None  # the term that the recipe marks as correctness, in [0, 1]; None if it marks none
     credits: tuple[Credit, ...] = ()  # rewards for some tokens only; not in `value`
+    # why a single reward has its value, a phrase for people; a score of several terms has `reasons`
+    reason: str = ""
+    reasons: Mapping[str, str] = field(default_factory=dict)  # the terms' reasons, by the names of `parts`
 
     @property
     def total(self) -> float:

@@ -251,9 +251,9 @@ def test_long_output_is_cut_and_the_end_of_a_traceback_is_kept(renderer, files):
 def test_the_accumulative_reward_counts_calls_with_output(renderer, files):
     replies = [block("print(1)"), block("pass"), block("image_clue_0.show()"), block("1 / 0"), ANSWER]
     episode = run(renderer, task(files, "blue.png"), *replies)
-    assert tools_reward(episode, mode="accumulative", correct=1.0) == pytest.approx(0.2)
-    assert tools_reward(episode, mode="accumulative", count="executed", correct=1.0) == pytest.approx(0.4)
-    assert tools_reward(episode, mode="accumulative", correct=0.0) == 0.0
+    assert tools_reward(episode, mode="accumulative", correct=1.0).value == pytest.approx(0.2)
+    assert tools_reward(episode, mode="accumulative", count="executed", correct=1.0).value == pytest.approx(0.4)
+    assert tools_reward(episode, mode="accumulative", correct=0.0).value == 0.0
 
 
 def test_episodes_of_a_group_have_separate_interpreters(renderer, files):

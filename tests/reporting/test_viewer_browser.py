@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from page_cases import decode
 from viewer_cases import make_run
 
 pytest.importorskip("selenium", reason="selenium is missing: scripts/bootstrap --dev installs it")
@@ -127,7 +128,7 @@ def driver(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser(folder, driver):
-    library = Library([folder])
+    library = Library([folder], load_decoder=lambda folder: decode)
     library.refresh()
     server = ViewerServer(library)
     thread = threading.Thread(target=server.run, daemon=True)
@@ -205,6 +206,28 @@ def test_a_window_seeks_the_video_and_frames_enlarge(browser):
     browser.wait_until(lambda: browser.run("return document.querySelector('dialog img').naturalWidth") == 32)
     browser.press(Keys.ESCAPE)
     browser.wait_until(lambda: not browser.find_all("dialog"))
+    assert browser.list_errors() == []
+
+
+def test_tokens_and_reasons_of_an_episode(browser):
+    browser.open("episode?run=a&ref=rl/2/0/1")
+    assert "answer 'red' is episode 1" in browser.wait_for(".score .reason").text
+    browser.wait_for(".tokens summary").click()
+    browser.wait_for(".token")
+    for mode in ("logprob", "entropy", "advantage", "gap"):
+        browser.run(
+            "const s = document.querySelector('.tokens select'); s.value = arguments[0];"
+            "s.dispatchEvent(new Event('change'))",
+            mode,
+        )
+        assert browser.find_all(".token.warm, .token.cool"), mode
+    browser.run("document.querySelector('.token').focus()")
+    status = browser.wait_for(".token-status").text
+    for name in ("logprob", "entropy", "engine–trainer gap", "advantage", "weight version 3"):
+        assert name in status
+    if AXE is not None:
+        browser.run(AXE.read_text())
+        assert run_axe(browser) == []
     assert browser.list_errors() == []
 
 

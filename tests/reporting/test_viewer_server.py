@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 from error_cases import raises
-from page_cases import NASTY
+from page_cases import NASTY, decode
 from viewer_cases import make_run
 
 from saccade.errors import RunError
@@ -29,7 +29,7 @@ PATHS = (
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     folder = make_run(tmp_path_factory.mktemp("runs") / "a", hostile=NASTY)
-    library = Library([folder])
+    library = Library([folder], load_decoder=lambda folder: decode)
     library.refresh()
     return library
 
@@ -125,6 +125,26 @@ def test_texts_hold_no_control_characters(get):
     text = get(f"/api/episode?run=a&ref={row['ref']}").text
     assert "<script>alert" in json.loads(text)["task"]["question"]  # it is text, and stays whole
     assert not set("\x00\u202e\ud800") & set(json.dumps(json.loads(text), ensure_ascii=False))
+
+
+def test_tokens_have_the_values_that_the_trainer_computed(get):
+    data = get("/api/tokens?run=a&ref=rl/2/0/1").json()
+    assert data["note"] == ""
+    sampled = [part for part in data["conversations"][0]["segments"] if part["origin"] == "sampled"]
+    start = sum(part["tokens"] for part in data["conversations"][0]["segments"][:2])  # prompt and prefill
+    piece = sampled[0]["pieces"][2]
+    assert piece["entropy"] == pytest.approx((start + 2) / 2, rel=1e-3)
+    assert piece["gap"] == pytest.approx((start + 2) / 1000, rel=1e-3)
+    assert piece["advantage"] != 0
+    assert piece["logprob"] == pytest.approx(-0.2)
+    dropped = get("/api/tokens?run=a&ref=rl/2/1/1").json()
+    assert "no step trained on this one" in dropped["note"]
+    assert {piece["gap"] for part in dropped["conversations"][0]["segments"] for piece in part["pieces"]} == {None}
+
+
+def test_an_episode_has_the_reasons_of_its_rewards(get):
+    score = get("/api/episode?run=a&ref=rl/2/0/1").json()["score"]
+    assert score["reasons"] == {"accuracy": "answer 'red' is episode 1"}
 
 
 def test_json_has_no_numbers_that_browsers_reject():

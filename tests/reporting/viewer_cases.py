@@ -11,6 +11,7 @@ from saccade.data.synthetic.video_writer import write_video
 from saccade.evaluation.records import Record
 from saccade.runs.run_folder import Run
 from saccade.training.episode_log import EpisodeWriter, RolloutRecord
+from saccade.training.token_log import TokenValues
 from saccade.types import Score
 from saccade.utils.jsonl import append_jsonl, write_jsonl
 
@@ -39,7 +40,9 @@ def build_rollouts(step, clip, groups=2, size=4):
     for group in range(groups):
         for index in range(size):
             scored = example(name=f"train-{group}", path=clip, question=f"What is it, {group}?")
-            score = Score(value=float(index % 2), parts={"accuracy": float(index % 2)}, correct=float(index % 2))
+            value = float(index % 2)
+            reasons = {"accuracy": f"answer 'red' is episode {index}"}
+            score = Score(value=value, parts={"accuracy": value}, correct=value, reasons=reasons)
             outcome, reason = ("dropped", "reward_std") if group == groups - 1 else ("kept", "")
             episode = replace(scored.episode, status=scored.episode.status)
             records.append(
@@ -57,8 +60,20 @@ def build_rollouts(step, clip, groups=2, size=4):
     return records
 
 
+def build_token_values(ledger):
+    """Return values whose gap is 0.001 times the position, and whose entropy is half of it."""
+    position_N = np.flatnonzero(ledger.loss_mask())
+    return TokenValues(ledger=ledger, position_N=position_N, gap_N=position_N / 1000, entropy_N=position_N / 2)
+
+
 def write_rollouts(folder, step, records):
-    asyncio.run(EpisodeWriter(folder, 2**30).write("rl", step, records))
+    async def write():
+        writer = EpisodeWriter(folder, 2**30)
+        await writer.write("rl", step, records)
+        ledgers = [record.episode.ledger for record in records if record.outcome == "kept"]
+        await writer.write_tokens(step, [build_token_values(ledger) for ledger in ledgers])
+
+    asyncio.run(write())
 
 
 def make_run(folder, *, hostile="", num_steps=3):

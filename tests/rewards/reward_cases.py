@@ -1,6 +1,7 @@
 """Build typed episodes for tests."""
 
 from saccade.ledger import Ledger
+from saccade.rewards.compose import resolve_reward
 from saccade.types import (
     AnswerType,
     Block,
@@ -10,6 +11,7 @@ from saccade.types import (
     Episode,
     EpisodeStatus,
     Reply,
+    Score,
     Task,
     ToolResult,
     Turn,
@@ -58,3 +60,14 @@ def episode(*turns, of=None, end=EpisodeStatus.ANSWERED):
 def answer_episode(body, **task_settings):
     """Return an episode with one answer."""
     return episode(turn(think(), answer(body)), of=task(**task_settings))
+
+
+def load_judge(**settings):
+    """Return a judge whose grades are values, or Ungraded."""
+    judge = resolve_reward("judge", settings)
+
+    async def grade(attempt):
+        result = await judge(attempt)
+        return result.value if isinstance(result, Score) else result
+
+    return grade

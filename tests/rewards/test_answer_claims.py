@@ -753,7 +753,7 @@ EXACT = Accuracy(answer_types={"number": {"mode": "exact"}})
 
 def grade(reply, truth, kind):
     options = OPTIONS if kind == "choice" else ()
-    return EXACT(answer_episode(reply, ground_truth=truth, kind=AnswerType(kind), choices=options))
+    return EXACT(answer_episode(reply, ground_truth=truth, kind=AnswerType(kind), choices=options)).value
 
 
 def build_rows():

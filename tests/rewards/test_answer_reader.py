@@ -566,7 +566,7 @@ def grade(reply, truth, kind, options):
         truth = float(truth)
     elif kind in ("grounding", "box", "point"):
         truth = tuple(map(float, truth))
-    return EXACT(answer_episode(reply, ground_truth=truth, kind=AnswerType(kind), choices=options))
+    return EXACT(answer_episode(reply, ground_truth=truth, kind=AnswerType(kind), choices=options)).value
 
 
 def find_failures():

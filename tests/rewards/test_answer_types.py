@@ -69,13 +69,11 @@ def test_a_type_from_a_file(tmp_path, angle):
     path.write_text(json.dumps(row) + "\n")
     asyncio.run(check_answer_type(angle))
     [loaded] = load_tasks(path)
-    assert Accuracy()(replace(answer_episode("450", ground_truth=90.0), task=loaded)) == 1.0
+    assert Accuracy()(replace(answer_episode("450", ground_truth=90.0), task=loaded)).value == 1.0
     strict = Accuracy(answer_types={angle: {"turn": 1000.0}})
-    assert [strict(replace(answer_episode(body, ground_truth=90.0), task=loaded)) for body in ("450", "1090", "?")] == [
-        0.0,
-        1.0,
-        0.0,
-    ]
+    attempts = [replace(answer_episode(body, ground_truth=90.0), task=loaded) for body in ("450", "1090", "?")]
+    assert [strict(attempt).value for attempt in attempts] == [0.0, 1.0, 0.0]
+    assert strict(attempts[0]).reason == "answer '450', ground truth 90.0"
     path.write_text(json.dumps({**row, "ground_truth": "steep"}) + "\n")
     with raises(DataError, key="ground_truth", value="steep"):
         load_tasks(path)

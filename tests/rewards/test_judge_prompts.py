@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from error_cases import raises
 from judge_server import candidate, server
-from reward_cases import RAN, answer, answer_episode, call, episode, task, think, turn
+from reward_cases import RAN, answer, answer_episode, call, episode, load_judge, task, think, turn
 
 from saccade.config.load import load_recipe
 from saccade.errors import ConfigError
 from saccade.metrics.episode_metrics import compute_step_metrics
 from saccade.rewards.accuracy import Accuracy
-from saccade.rewards.compose import build_group, compose_rewards, resolve_reward
+from saccade.rewards.compose import build_group, compose_rewards
 from saccade.rewards.few_shot_prompts import PACKAGED_FOLDER, FewShotPrompts
 from saccade.rewards.judge import KNOWN_VERDICTS, PROMPT
 from saccade.types import AnswerType, Ungraded
@@ -34,7 +34,7 @@ def from_source(source, body="scarlet", ground_truth="red", **more):
 
 
 def judge_answer(url, attempt, **settings):
-    return asyncio.run(resolve_reward("judge", {"url": url, **FIXED, **settings})(attempt))
+    return asyncio.run(load_judge(url=url, **{**FIXED, **settings})(attempt))
 
 
 # ---- prompts -------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_a_folder_of_prompts(tmp_path):
 )
 def test_a_judge_that_lies_grades_nothing(lie):
     with server(lie) as served:
-        judge = resolve_reward("judge", {"url": served.url, **FIXED, "check_verdicts": True})
+        judge = load_judge(url=served.url, **FIXED, check_verdicts=True)
         results = [asyncio.run(judge(answer_episode(body, ground_truth="red"))) for body in ("scarlet", "blue")]
     assert all(isinstance(result, Ungraded) and "check" in result.reason for result in results)
     assert len(served.bodies) == len(KNOWN_VERDICTS)  # checked once; no answer is sent to it
@@ -131,7 +131,7 @@ def test_a_judge_that_lies_grades_nothing(lie):
 
 def test_an_honest_judge_is_checked_once():
     with server(agree) as served:
-        judge = resolve_reward("judge", {"url": served.url, **FIXED, "check_verdicts": True})
+        judge = load_judge(url=served.url, **FIXED, check_verdicts=True)
 
         async def judge_all():
             return await asyncio.gather(
@@ -145,7 +145,7 @@ def test_an_honest_judge_is_checked_once():
 
 def test_a_failed_request_of_the_check_is_no_lie():
     with server(lambda number, prompt: (500, "") if number == 1 else agree(number, prompt)) as served:
-        judge = resolve_reward("judge", {"url": served.url, **FIXED, "check_verdicts": True})
+        judge = load_judge(url=served.url, **FIXED, check_verdicts=True)
         first = asyncio.run(judge(answer_episode("scarlet", ground_truth="red")))
         assert isinstance(first, Ungraded)
         assert asyncio.run(judge(answer_episode("scarlet", ground_truth="red"))) == 1.0
@@ -221,7 +221,7 @@ def test_ungraded_episodes_are_counted_with_their_reasons():
 
 def test_requests_are_limited(tmp_path):
     with server(agree) as served:
-        judge = resolve_reward("judge", {"url": served.url, **FIXED, "max_requests": 2, "cache_dir": str(tmp_path)})
+        judge = load_judge(url=served.url, **{**FIXED, "max_requests": 2, "cache_dir": str(tmp_path)})
         results = [
             asyncio.run(judge(answer_episode(body, ground_truth="red"))) for body in ("a", "scarlet", "b", "scarlet")
         ]
@@ -263,9 +263,9 @@ def compose(**settings):
 
 def test_threshold_makes_accuracy_binary():
     half, none = answer_episode("red ball", ground_truth="red"), answer_episode("blue", ground_truth="red")
-    assert Accuracy()(half) == pytest.approx(1 / 3)
-    assert [asyncio.run(Accuracy(threshold=0.3)(attempt)) for attempt in (half, none)] == [1.0, 0.0]
-    assert asyncio.run(Accuracy(threshold=0.5)(half)) == 0.0
+    assert Accuracy()(half).value == pytest.approx(1 / 3)
+    assert [Accuracy(threshold=0.3)(attempt).value for attempt in (half, none)] == [1.0, 0.0]
+    assert Accuracy(threshold=0.5)(half).value == 0.0
 
 
 # ---- the recipes ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 from reward_cases import RAN, answer, call, episode, stray, text, think, turn
@@ -14,8 +15,12 @@ FLOW = turn(think(), answer())
 LOOK = turn(think(), call(), results=[RAN])
 
 
+def grade(*turns, **settings):
+    return replace(format_reward(episode(*turns), **settings), reason="")
+
+
 def score(*turns, **settings):
-    return format_reward(episode(*turns), **settings)
+    return format_reward(episode(*turns), **settings).value
 
 
 def test_reference_values():
@@ -74,10 +79,10 @@ def test_base_and_anchor_by_hand(turns, expected):
     ],
 )
 def test_separate_anchor(turns, value, anchor):
-    separate = score(*turns, anchor_credit="tokens")
+    separate = grade(*turns, anchor_credit="tokens")
     assert separate == Score(value=pytest.approx(value), credits=(Credit(span=TAGS, value=pytest.approx(anchor)),))
     assert score(*turns) == pytest.approx(min(1.0, value + anchor))
-    assert score(*turns, anchor_credit="tokens", anchor_weight=0.0).credits == (Credit(span=TAGS, value=0.0),)
+    assert grade(*turns, anchor_credit="tokens", anchor_weight=0.0).credits == (Credit(span=TAGS, value=0.0),)
 
 
 def test_separate_anchor_in_a_composed_score():
@@ -147,14 +152,14 @@ ILL_FORMED = [
 
 @pytest.mark.parametrize("good", WELL_FORMED)
 def test_grammar_accepts(good):
-    assert score(good, mode="grammar") == format_compliance(episode(good)) == 1.0
+    assert score(good, mode="grammar") == format_compliance(episode(good)).value == 1.0
 
 
 @pytest.mark.parametrize("bad", ILL_FORMED)
 def test_grammar_rejects(bad):
-    assert score(bad, mode="grammar") == format_compliance(episode(bad)) == 0.0
+    assert score(bad, mode="grammar") == format_compliance(episode(bad)).value == 0.0
     assert score(LOOK, bad, mode="grammar") == 0.5
-    assert format_compliance(episode(LOOK, bad)) == 0.0
+    assert format_compliance(episode(LOOK, bad)).value == 0.0
 
 
 def test_anchor_rewards_what_the_grammar_rejects():
@@ -168,4 +173,4 @@ def test_a_quoted_tag_costs_the_balance_bonus():
 
 
 def test_episode_without_turns_is_not_compliant():
-    assert format_compliance(episode()) == score(mode="grammar") == 0.0
+    assert format_compliance(episode()).value == score(mode="grammar") == 0.0

@@ -13,7 +13,7 @@ import pytest
 from commands import reserve_refusing_port
 from error_cases import raises
 from judge_server import candidate, server
-from reward_cases import RAN, answer, answer_episode, call, episode, task, text, think, turn
+from reward_cases import RAN, answer, answer_episode, call, episode, load_judge, task, text, think, turn
 
 from saccade.algorithms.group_advantages import resolve_estimator
 from saccade.algorithms.group_filter import select_groups
@@ -21,13 +21,13 @@ from saccade.config.schema import RewardTerm
 from saccade.errors import ConfigError
 from saccade.metrics.episode_metrics import compute_step_metrics
 from saccade.rewards import judge
-from saccade.rewards.compose import build_group, compose_rewards, resolve_reward
-from saccade.types import AnswerType, Score, Ungraded
+from saccade.rewards.compose import build_group, compose_rewards
+from saccade.types import AnswerType, Ungraded
 
 
 def make_judge(url, **settings):
     fixed = {"model": "referee", "cache_dir": None, "timeout": 60.0, "max_retries": 0, "retry_backoff": 0.0}
-    return resolve_reward("judge", {"url": url, **fixed, **settings})
+    return load_judge(**{"url": url, **fixed, **settings})
 
 
 def judge_answer(reward, body="scarlet", ground_truth="red", **more):
@@ -409,9 +409,9 @@ def test_accuracy_with_a_judge():
     looked = episode(turn(think(), call(), results=[RAN]), turn(think(), answer("scarlet")), of=of)
     with server(agrees) as served:
         [found] = asyncio.run(compose_rewards(terms(served.url))([looked]))
-    assert found == Score(
-        value=pytest.approx(1.8), parts={"accuracy": 1.0, "tool_use": 0.8, "format_compliance": 1.0}, correct=1.0
-    )
+    assert found.value == pytest.approx(1.8)
+    assert (found.correct, found.parts) == (1.0, {"accuracy": 1.0, "tool_use": 0.8, "format_compliance": 1.0})
+    assert "yes" in found.reasons["accuracy"]
     assert len(served.bodies) == 1
     [unreachable] = asyncio.run(compose_rewards(terms(served.url))([looked]))
     assert isinstance(unreachable, Ungraded)

@@ -241,7 +241,7 @@ def test_missing_math_verify_raises(monkeypatch):
     with raises(ConfigError, key="answer_type", value="math"):
         MathAnswer()
     other = Accuracy()  # works without the package until the first math task
-    assert other(answer_episode("red", ground_truth="red")) == 1.0
+    assert other(answer_episode("red", ground_truth="red")).value == 1.0
     with raises(ConfigError, key="answer_type", value="math"):
         other(answer_episode("4", ground_truth="4", kind=AnswerType.MATH))
 
@@ -252,7 +252,7 @@ def test_accuracy_passes_settings_to_the_answer_type(reward):
             answer_episode("4.", ground_truth="4", kind=AnswerType.MATH)
         )
 
-    assert asyncio.run(body()) == 1.0
+    assert asyncio.run(body()).value == 1.0
 
 
 @pytest.mark.parametrize("settings", [{"cpu_seconds": 0}, {"num_workers": 0}, {"max_answer_chars": 0}])

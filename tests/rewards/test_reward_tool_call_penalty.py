@@ -7,7 +7,7 @@ TASK = task("red")
 
 
 def cost(*turns, **settings):
-    return tool_call_penalty(episode(*turns), **settings)
+    return tool_call_penalty(episode(*turns), **settings).value
 
 
 def call_turn(*results):

@@ -14,7 +14,7 @@ TASK = task("red")
 
 def score(*turns, **settings):
     attempt = episode(*turns)
-    return tool_use(attempt, correct=OpenAnswer()(attempt), **settings)
+    return tool_use(attempt, correct=OpenAnswer()(attempt), **settings).value
 
 
 def call_turn(*results):
@@ -72,8 +72,8 @@ def test_cap_bonus_threshold_and_none():
 
 def test_correctness_is_an_argument():
     attempt = episode(call_turn(RAN), RIGHT)
-    assert tool_use(attempt, correct=0.0) == pytest.approx(0.3)
-    assert tool_use(episode(call_turn(RAN), WRONG), correct=0.5) == pytest.approx(0.8)
+    assert tool_use(attempt, correct=0.0).value == pytest.approx(0.3)
+    assert tool_use(episode(call_turn(RAN), WRONG), correct=0.5).value == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(

@@ -366,7 +366,7 @@ def test_signs_thousands_tolerance_and_zero():
 
 def accurate(body, **settings):
     rule = {key: settings.pop(key) for key in ("open", "number") if key in settings}
-    return Accuracy(answer_types=rule)(answer_episode(body, **settings))
+    return Accuracy(answer_types=rule)(answer_episode(body, **settings)).value
 
 
 def test_accuracy_follows_the_answer_type():
@@ -401,7 +401,11 @@ def test_settings_of_judge_and_answer_types_are_checked(settings, key):
 
 
 def test_only_the_last_closed_answer_is_graded():
-    of, right = task("red"), Accuracy()
+    of, accuracy = task("red"), Accuracy()
+
+    def right(attempt):
+        return accuracy(attempt).value
+
     assert right(episode(turn(think(), answer("red"), answer("blue")), of=of)) == 0.0
     assert right(episode(turn(think(), answer("red"), answer(" ")), of=of)) == 1.0
     assert right(episode(turn(think(), answer("red", closed=False)), of=of)) == 0.0

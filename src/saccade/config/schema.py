@@ -764,7 +764,7 @@ class ValidationConfig(Section):
 class EpisodesConfig(Section):
     """The episodes of RL and of validations, written to the folder `episodes` of the run."""
 
-    # disk space of the episodes, GiB; the oldest steps are deleted first; 0 = no episodes are written
+    # disk space of the episodes and their tokens' values, GiB; the oldest steps are deleted first; 0 = none are written
     keep: NonNegativeFloat = 2.0
 
     @property

@@ -1,6 +1,6 @@
 """Score the correctness of the final answer, as the task's answer type defines it."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +10,10 @@ from saccade.errors import ConfigError
 from saccade.protocols import RewardResult
 from saccade.rewards.answer_types.base import (
     FOLDER,
+    AnswerFormat,
     find_plugin,
     list_answer_types,
+    quote_answer,
     register_file,
     suggest_answer_type,
 )
@@ -19,7 +21,6 @@ from saccade.rewards.compose import resolve_reward
 from saccade.types import AnswerType, Episode, Score, Ungraded
 from saccade.utils.async_utils import maybe_await
 
-Rule = Callable[[Episode], RewardResult | Awaitable[RewardResult]]
 EQUALITY_RULES = {AnswerType.CHOICE, AnswerType.MATH}  # types whose value of 1.0 means an equal answer
 
 
@@ -51,7 +52,7 @@ class Accuracy:
             elif name not in list_answer_types():
                 message = f"there is no answer type {name!r}; {suggest_answer_type(name)}"
                 raise ConfigError(message, key="answer_type", value=name)
-        self._rewards_by_plugin: dict[str, Rule] = {
+        self._rewards_by_plugin: dict[str, AnswerFormat] = {
             name: plugins.resolve(FOLDER, name, settings)() for name, settings in (answer_types or {}).items()
         }
         self._threshold, self._skip_judge_if_equal = threshold, skip_judge_if_equal
@@ -64,23 +65,35 @@ class Accuracy:
         """Return the accuracy of an episode."""
         name = find_plugin(episode.task.answer_type)
         result = self._judge_answer(name, episode) if name in self._judged else self._get_rule(name)(episode)
-        return result if self._threshold is None else self._apply_threshold(result, self._threshold)
+        if isinstance(result, Awaitable):
+            return self._await_grade(name, episode, result)
+        return self._explain(name, episode, result)
+
+    async def _await_grade(self, name: str, episode: Episode, result: Awaitable[RewardResult]) -> RewardResult:
+        return self._explain(name, episode, await result)
+
+    def _explain(self, name: str, episode: Episode, grade: RewardResult) -> RewardResult:
+        """Add the reason of a grade, and apply the threshold."""
+        if isinstance(grade, Ungraded):
+            return grade
+        score = grade if isinstance(grade, Score) else Score(value=float(grade))
+        reason = score.reason or self._get_rule(name).explain(episode)
+        if self._threshold is None:
+            return replace(score, reason=reason)
+        comparison = f"{score.value:.3g} {'reaches' if score.value >= self._threshold else 'is below'} the threshold"
+        return replace(
+            score,
+            value=float(score.value >= self._threshold),
+            reason=f"{reason}; {comparison} {self._threshold:g}",
+        )
 
     async def _judge_answer(self, name: str, episode: Episode) -> RewardResult:
         """Return the judge's verdict, unless it isn't needed."""
         if self._skip_judge_if_equal and await self._is_equal(name, episode):
-            return 1.0
+            return Score(value=1.0, reason=f"{quote_answer(episode)} equals the ground truth, so no judge was needed")
         return await maybe_await(self._judge(episode))
 
-    async def _apply_threshold(self, result: RewardResult | Awaitable[RewardResult], threshold: float) -> RewardResult:
-        graded: RewardResult = await maybe_await(result)
-        if isinstance(graded, Ungraded):
-            return graded
-        if isinstance(graded, Score):
-            return replace(graded, value=float(graded.value >= threshold))
-        return float(graded >= threshold)
-
-    def _get_rule(self, name: str) -> Rule:
+    def _get_rule(self, name: str) -> AnswerFormat:
         if name not in self._rewards_by_plugin:  # on first use, because math needs the optional package math-verify
             self._rewards_by_plugin[name] = plugins.resolve(FOLDER, name, {})()
         return self._rewards_by_plugin[name]

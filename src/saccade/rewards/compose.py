@@ -22,10 +22,11 @@ def compose_rewards(terms: Mapping[str, RewardTerm]) -> ScoreFn:
     """Return a function that scores the episodes of a task by weighted terms: value = sum of weight * part.
 
     Each name is a reward plugin or the path of a file (`./mine.py` defines `mine`, and its part is called `mine`).
-    Parts are unweighted. `format_compliance` is always among the parts and adds to the value only if it is a term. The
-    value of the term with `correct: true` is the score's `correct`, and rewards with a parameter `correct` receive it.
-    The credits of a reward are NOT in the value; they are multiplied by its weight. Terms whose first parameter is
-    `group` run once all episodes have the other terms' scores. If a reward returns `Ungraded`, so does the function.
+    Parts are unweighted; `reasons` has the reasons that rewards gave. `format_compliance` is always among the parts and
+    adds to the value only if it is a term. The value of the term with `correct: true` is the score's `correct`, and
+    rewards with a parameter `correct` receive it. The credits of a reward are NOT in the value; they are multiplied by
+    its weight. Terms whose first parameter is `group` run once all episodes have the other terms' scores. If a reward
+    returns `Ungraded`, so does the function.
 
     Raises ConfigError now for an unknown name, setting or value, for two terms with the same name and for correctness
     that is needed and not marked, or marked twice; the returned function raises it if a reward fails or returns a value
@@ -76,6 +77,9 @@ def compose_rewards(terms: Mapping[str, RewardTerm]) -> ScoreFn:
         parts = {part: grades[part].value for part in rewards}
         for part, grade in grades.items():
             parts |= {f"{part}/{name}": amount for name, amount in grade.parts.items()}
+        reasons = {part: grade.reason for part, grade in grades.items() if grade.reason}
+        for part, grade in grades.items():
+            reasons |= {f"{part}/{name}": reason for name, reason in grade.reasons.items()}
         return Score(
             value=sum(weight * parts[part] for part, weight in weights.items() if part in rewards),
             parts=parts,
@@ -85,6 +89,7 @@ def compose_rewards(terms: Mapping[str, RewardTerm]) -> ScoreFn:
                 for part, grade in grades.items()
                 for credit in grade.credits
             ),
+            reasons=reasons,
         )
 
     async def score_group(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from saccade.rewards.format_compliance import check_turns, is_balanced
+from saccade.rewards.format_compliance import describe_violations, find_violations, is_balanced
 from saccade.rewards.text_normalization import strip_invisible
 from saccade.types import Block, BlockKind, Credit, Episode, Reply, Score, Span
 
@@ -24,7 +24,7 @@ def format_reward(
     gamma: float = 0.3,  # penalty for a think left open
     # tokens = the anchor is credited to the structural tokens alone
     anchor_credit: Literal["episode", "tokens"] = "episode",
-) -> float | Score:
+) -> Score:
     """Return R_fmt (ParaVT, arXiv 2605.20342) from the blocks of the main agent's turns: at most 1.0, possibly
     negative.
 
@@ -58,25 +58,34 @@ def format_reward(
     no anchor.
     """
     if mode == "grammar":
-        turns = check_turns(episode)
-        return sum(turns) / max(1, len(turns))
+        violations = find_violations(episode)
+        value = sum(not violation for violation in violations) / max(1, len(violations))
+        return Score(value=value, reason=describe_violations(violations))
     replies = [turn.reply.blocks if count_prefilled_think else _hide_prefill(turn.reply) for turn in episode.turns]
     anchor = anchor_weight * _compute_anchor(replies, alpha, beta, gamma)
     is_separate = anchor_credit == "tokens"
-    total = _compute_base(replies, answer_suffix) + (0.0 if is_separate else anchor)
+    base = _compute_base(replies, answer_suffix)
+    total = sum(base.values()) + (0.0 if is_separate else anchor)
     is_balanced_everywhere = all(is_balanced(block) for blocks in replies for block in blocks)
-    capped = min(1.0, total + 0.1 * (total > 0 and is_balanced_everywhere))
-    if not is_separate:
-        return capped
-    return Score(value=capped, credits=(Credit(span=Span(kind="tags"), value=anchor),))
+    balance = 0.1 * (total > 0 and is_balanced_everywhere)
+    shown = {**base, "credited anchor" if is_separate else "anchor": anchor, "balanced": balance}
+    return Score(
+        value=min(1.0, total + balance),
+        credits=(Credit(span=Span(kind="tags"), value=anchor),) if is_separate else (),
+        reason=", ".join(f"{name} {value:.3g}" for name, value in shown.items()),
+    )
 
 
-def _compute_base(replies: list[tuple[Block, ...]], answer_suffix: bool) -> float:
+def _compute_base(replies: list[tuple[Block, ...]], answer_suffix: bool) -> dict[str, float]:
+    """Return the terms of the base by name."""
     blocks = [block for reply in replies for block in reply]
     think, answer = (0.2, 0.5) if answer_suffix else (0.3, 0.3)
     # Booleans act as 0 or 1.
-    total = think * any(_is_substantive(block) for block in blocks) + answer * any(map(_is_closed_answer, blocks))
-    return total + 0.3 * any(_has_think_before(reply, _is_parsed_call) for reply in replies)
+    return {
+        "substantive think": think * any(_is_substantive(block) for block in blocks),
+        "closed answer": answer * any(map(_is_closed_answer, blocks)),
+        "think before a call": 0.3 * any(_has_think_before(reply, _is_parsed_call) for reply in replies),
+    }
 
 
 def _compute_anchor(replies: list[tuple[Block, ...]], alpha: float, beta: float, gamma: float) -> float:

@@ -20,7 +20,7 @@ from saccade.config.schema import NonNegativeFloat, NonNegativeInt, PositiveFloa
 from saccade.errors import ConfigError, convert_errors
 from saccade.rewards.few_shot_prompts import PACKAGED_FOLDER, FewShotPrompts
 from saccade.rewards.text_normalization import format_question, strip_invisible
-from saccade.types import Episode, Ungraded
+from saccade.types import Episode, Score, Ungraded
 from saccade.utils.files import write_atomically
 from saccade.utils.hashing import compute_digest
 from saccade.utils.http_client import RequestFailed
@@ -121,12 +121,18 @@ class Judge:
             with convert_errors(ConfigError, message, key="rewards.judge.settings.cache_dir", value=cache_dir):
                 self._cache_dir.mkdir(parents=True, exist_ok=True)
 
-    async def __call__(self, episode: Episode) -> float | Ungraded:
-        """Return the reward of an episode."""
+    async def __call__(self, episode: Episode) -> Score | Ungraded:
+        """Return the reward of an episode, with the verdict as its reason."""
         task = episode.task
         question = format_question(task.question, task.options)
         answer, truth = episode.answer or "", str(task.ground_truth)
-        return await self.score_answer(question, truth, answer, source=task.source)
+        value = await self.score_answer(question, truth, answer, source=task.source)
+        return value if isinstance(value, Ungraded) else Score(value=value, reason=self._explain(answer, value))
+
+    def _explain(self, answer: str, value: float) -> str:
+        if not self._clean_answer(answer):
+            return f"the answer is blank or longer than {self._max_answer_chars} characters"
+        return f"verdict {' or '.join(word for word, own in self._labels.items() if own == value)} of {self._name}"
 
     async def score_answer(
         self, question: str, ground_truth: str, answer: str, *, source: str = ""

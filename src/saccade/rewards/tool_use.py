@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from saccade.config.schema import NonNegativeInt
 from saccade.rewards.text_normalization import strip_invisible
-from saccade.types import Call, Episode
+from saccade.types import Call, Episode, Score
 
 
 def tool_use(
@@ -19,7 +19,7 @@ def tool_use(
     cap: NonNegativeInt = 4,  # maximum number of counted calls
     threshold: float | None = None,  # least value of a correct answer; null = 0.5 for graded, 1.0 for accumulative
     correct: float,
-) -> float:
+) -> Score:
     """Return R_tool from the recorded tool results; text that only looks like a tool response counts nothing.
 
     `graded`: 0 without a call that parsed; else 0.1, or 0.3 if at least one call ran and succeeded, plus 0.5 if the
@@ -34,17 +34,24 @@ def tool_use(
     0.5 for `graded` and 1.0 for `accumulative`. Calls of sub-agents are not counted.
     """
     if mode == "none":
-        return 0.0
+        return Score(value=0.0)
     minimum = threshold if threshold is not None else (0.5 if mode == "graded" else 1.0)
     is_correct = correct >= minimum
     if mode == "accumulative":
-        return bonus * min(cap, _count_calls(episode, count)) * is_correct
+        num_calls = _count_calls(episode, count)
+        reason = (
+            f"{num_calls} {count} calls count, at most {cap}, and the answer is {'right' if is_correct else 'wrong'}"
+        )
+        return Score(value=bonus * min(cap, num_calls) * is_correct, reason=reason)
     if not any(call.ok for turn in episode.turns for call in turn.reply.calls):
-        return 0.0
+        return Score(value=0.0, reason="no call parsed")
     # A failed call still earns 0.1, so that exploring is never worse than not calling.
     succeeded = any(result.ok for result in episode.results)
     contributed = is_correct and any(result.was_executed for result in episode.results)
-    return (0.3 if succeeded else 0.1) + 0.5 * contributed
+    reason = f"{'a call succeeded' if succeeded else 'no call succeeded'} {0.3 if succeeded else 0.1}, " + (
+        "right answer with an executed call 0.5" if contributed else "no right answer with an executed call 0"
+    )
+    return Score(value=(0.3 if succeeded else 0.1) + 0.5 * contributed, reason=reason)
 
 
 def _count_calls(episode: Episode, count: str) -> int:

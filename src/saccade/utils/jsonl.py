@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from saccade.errors import DataError
 from saccade.utils.files import sync_path, write_atomically, write_text
@@ -149,6 +150,14 @@ def parse_json_line(line: bytes, item_type: type[ItemT], location: str) -> ItemT
         ending = "" if line.endswith(b"\n") else " and without a line end (was its writing interrupted?)"
         raise DataError(f"{location}: not valid JSON{ending}: {error}", key=location) from error
     return validate_as(value, item_type, location)
+
+
+def parse_plain_json(text: bytes) -> Any:
+    """Return what `json.loads` returns, in half the time. Raises ValueError or RecursionError like it."""
+    try:
+        return from_json(text)
+    except ValueError:  # also for a lone surrogate, which json reads
+        return json.loads(text)
 
 
 def validate_as(value: Any, item_type: type[ItemT], location: str) -> ItemT:

@@ -165,7 +165,7 @@ def test_only_the_trained_form_with_closed_thinking_is_compliant(demo, tiny_fold
         engine = ReplayEngine(renderer=context.renderer, replies_by_seed=replies)
         context = replace(context, engine=engine, frame_budget=4)
         episode = asyncio.run(run_episode(own.task, stage.environments(own.task), context))
-        return format_compliance(episode)
+        return format_compliance(episode).value
 
     assert compliant(InitialCheckpoint()) == 1.0
     assert compliant(InitialCheckpoint(one_call_per_turn=True)) == 1.0

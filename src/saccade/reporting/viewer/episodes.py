@@ -118,6 +118,7 @@ class Describer:
             else {
                 "value": score.value,
                 "parts": dict(score.parts),
+                "reasons": dict(score.reasons),
                 "correct": score.correct,
                 "credits": [
                     {"span": _name_span(credit.span.kind, credit.span.turn, credit.span.call), "value": credit.value}

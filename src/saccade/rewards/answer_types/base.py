@@ -16,6 +16,7 @@ from saccade.types import Episode, Task
 GroundTruth = str | float | tuple[float, ...]
 FOLDER = "rewards.answer_types"
 _ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_MAX_QUOTED_CHARS = 120
 _MAX_NUMBER = 1e308  # a JSON integer may have any number of digits
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?%?")
 
@@ -31,6 +32,10 @@ class AnswerFormat(ABC):
     @abstractmethod
     def __call__(self, episode: Episode) -> RewardResult | Awaitable[RewardResult]:
         """Return how right the episode's final answer is, in [0, 1]; raise DataError for an invalid ground truth."""
+
+    def explain(self, episode: Episode) -> str:
+        """Return why an episode has its score, a phrase for people: what the answer was read as, and the truth."""
+        return f"{quote_answer(episode)}, ground truth {episode.task.ground_truth!r}"
 
     @classmethod
     @abstractmethod
@@ -55,6 +60,14 @@ class AnswerFormat(ABC):
         if problem := cls.find_problem(task):
             field, sentence = problem
             raise DataError(f"task {task.id}: {sentence}; correct the row", key=field, value=getattr(task, field))
+
+
+def quote_answer(episode: Episode) -> str:
+    """Return the final answer as a phrase, shortened."""
+    answer = episode.answer
+    if answer is None:
+        return "no answer"
+    return f"answer {answer[:_MAX_QUOTED_CHARS]!r}{'…' if len(answer) > _MAX_QUOTED_CHARS else ''}"
 
 
 _registered: dict[str, type[AnswerFormat]] = {}  # those of files that a recipe or a program names, by path

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from saccade.rewards.answer_types.base import AnswerFormat
+from saccade.rewards.answer_types.base import AnswerFormat, quote_answer
 from saccade.rewards.answer_types.reader import read_letter
 from saccade.types import Episode, Task
 
@@ -27,9 +27,12 @@ class ChoiceAnswer(AnswerFormat):
     def __call__(self, episode: Episode) -> float:
         """Return the score of an episode. Raises DataError if the task's options or ground truth are invalid."""
         self.require_valid(episode.task)
-        options = episode.task.options
-        letter = read_letter(episode.answer or "", OPTION_LETTERS[: len(options)], options)
-        return float(letter == episode.task.ground_truth)
+        return float(_read_option(episode) == episode.task.ground_truth)
+
+    def explain(self, episode: Episode) -> str:
+        """Return the letter that was read, and the right one."""
+        letter = _read_option(episode)
+        return f"{quote_answer(episode)} read as {letter or 'no option'}, ground truth {episode.task.ground_truth}"
 
     @classmethod
     def is_valid(cls, ground_truth: object) -> bool:
@@ -50,6 +53,11 @@ class ChoiceAnswer(AnswerFormat):
         if not cls.is_valid(task.ground_truth) or str(task.ground_truth) not in letters:
             return "ground_truth", f"ground truth {task.ground_truth!r} is not one of the letters {letters}"
         return None
+
+
+def _read_option(episode: Episode) -> str | None:
+    options = episode.task.options
+    return read_letter(episode.answer or "", OPTION_LETTERS[: len(options)], options)
 
 
 choice = ChoiceAnswer

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from saccade.rewards.answer_types.base import AnswerFormat, parse_numbers, unwrap_answer
+from saccade.rewards.answer_types.base import AnswerFormat, parse_numbers, quote_answer, unwrap_answer
 from saccade.rewards.answer_types.reader import read_span
 from saccade.rewards.text_normalization import normalize_text
 from saccade.types import Episode
@@ -33,6 +33,13 @@ class GroundingAnswer(AnswerFormat):
         if start >= end:
             return 0.0
         return max(0.0, min(end, true_end) - max(start, true_start)) / (max(end, true_end) - min(start, true_start))
+
+    def explain(self, episode: Episode) -> str:
+        """Return the span that was read, and the right one."""
+        span = read_span(episode.answer or "")
+        read = f"{span[0]:g} to {span[1]:g} s" if span else "no span"
+        start, end = cast(tuple[float, float], episode.task.ground_truth)
+        return f"{quote_answer(episode)} read as {read}, ground truth {start:g} to {end:g} s"
 
     @classmethod
     def is_valid(cls, ground_truth: object) -> bool:

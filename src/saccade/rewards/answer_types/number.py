@@ -4,7 +4,7 @@ import math
 from typing import Any, Literal
 
 from saccade.config.schema import NonNegativeFloat
-from saccade.rewards.answer_types.base import AnswerFormat, parse_numbers
+from saccade.rewards.answer_types.base import AnswerFormat, parse_numbers, quote_answer
 from saccade.rewards.answer_types.reader import read_number
 from saccade.types import Episode
 
@@ -54,6 +54,12 @@ class NumberAnswer(AnswerFormat):
             return float(predicted == 0)
         num_passed = sum(error / abs(expected) <= 1 - threshold + _ROUNDING_TOLERANCE for threshold in _MRA_THRESHOLDS)
         return num_passed / len(_MRA_THRESHOLDS)
+
+    def explain(self, episode: Episode) -> str:
+        """Return the number that was read, and the right one."""
+        predicted = read_number(episode.answer or "")
+        read = "no number" if predicted is None else f"{predicted:g}"
+        return f"{quote_answer(episode)} read as {read}, ground truth {episode.task.ground_truth}"
 
     @classmethod
     def is_valid(cls, ground_truth: object) -> bool:

@@ -97,7 +97,7 @@ async def find_problem(episode: Episode, score_fn: ScoreFn, *, require_call: boo
         return "a sub-agent's reply was truncated"
     if not all(child.turns[-1].reply.text.strip() for child in episode.children):
         return "a sub-agent's reply is blank"
-    return "" if format_compliance(episode) else "a reply is not well formed"
+    return "" if format_compliance(episode).value else "a reply is not well formed"
 
 
 def read_turns(episode: Episode) -> list[DemonstrationTurn]:

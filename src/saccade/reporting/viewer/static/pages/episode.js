@@ -18,7 +18,10 @@ function nameOption(task) {
 function scoreTable(data) {
   const { score, weights } = data;
   if (!score) return h("p", { class: "note" }, data.reason ? `No score: ${data.reason}` : "No score.");
-  const rows = Object.entries(score.parts).map(([name, value]) => h("tr", null, h("th", { scope: "row" }, name.replaceAll("_", " ")), h("td", null, number(value)), h("td", null, name in weights ? `× ${number(weights[name])}` : "")));
+  const rows = Object.entries(score.parts).flatMap(([name, value]) => [
+    h("tr", { class: score.reasons[name] ? "explained" : null }, h("th", { scope: "row" }, name.replaceAll("_", " ")), h("td", null, number(value)), h("td", null, name in weights ? `× ${number(weights[name])}` : "")),
+    score.reasons[name] ? h("tr", { class: "reason" }, h("td", { class: "text", colspan: 3 }, longText(score.reasons[name], 400))) : null,
+  ].filter(Boolean));
   rows.push(...score.credits.map((credit) => h("tr", null, h("th", { scope: "row" }, `credit, ${credit.span}`), h("td", null, number(credit.value)), h("td"))));
   return h("table", { class: "data score" }, h("caption", null, "Reward ", h("b", null, number(score.value)), score.correct === null ? "" : `, correctness ${number(score.correct)}`), h("tbody", null, rows));
 }

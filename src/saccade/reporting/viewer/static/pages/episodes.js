@@ -6,6 +6,7 @@ import { errorBox, fill, h, put } from "../dom.js";
 import { number, plural, truth, verdict, VERDICT_SIGNS } from "../format.js";
 
 const PAGE = 100;
+const PAUSE = 60; // milliseconds without a key before a search
 const FACET_TITLES = { stage: "stage or evaluation", status: "status", outcome: "outcome", answer_type: "answer type", source: "data source", environment: "environment", mode: "mode" };
 const FIXED = {
   verdict: ["verdict", [["right", "right"], ["wrong", "wrong"], ["failed", "failed"], ["ungraded", "ungraded"]]],
@@ -52,7 +53,7 @@ export async function episodesPage({ root, params, replace, go, isCurrent }) {
   const body = h("tbody"), status = h("p", { class: "note", role: "status" }), pager = h("div", { class: "pager" }), facetBox = h("span", { class: "facets" });
   const search = h("input", { type: "search", placeholder: "Search questions, answers, replies, results", "aria-label": "Search", value: filters.text ?? "" });
   let timer;
-  search.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(() => change("text", search.value), 120); });
+  search.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(() => change("text", search.value), PAUSE); });
 
   function change(key, value) {
     if (value) filters[key] = value; else delete filters[key];
