@@ -61,7 +61,7 @@ OWNERS = {
         "environments.external",
         "environments.openenv",
     ),
-    "pydantic_core": ("utils.jsonl",),
+    "pydantic_core": ("config.load", "utils.jsonl"),
     "transformers": ("models",),
     "tokenizers": ("chat.tokenizer", "models.tiny_tokenizer"),
     "peft": ("models.lora",),

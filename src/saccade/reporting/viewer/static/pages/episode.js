@@ -7,7 +7,7 @@ import { fill, h, longText, put } from "../dom.js";
 import { number, time, verdict, VERDICT_SIGNS } from "../format.js";
 import { timeline } from "../timeline.js";
 import { tokenPanel } from "../tokens.js";
-import { readFilters } from "./episodes.js";
+import { PAGE, readFilters } from "./episodes.js";
 
 // The text of the option that a letter names.
 function nameOption(task) {
@@ -101,7 +101,7 @@ export async function episodePage({ root, params, go }) {
   const place = row.kind === "evaluation" ? row.stage : `${row.stage}, step ${row.step}, group ${row.grp}, episode ${row.idx}`;
   const at = params.get("at");
   const isRollout = row.kind === "rollout";
-  const back = pageAddress("episodes", { run, ...filters, offset: at ? Math.floor(at / 100) * 100 || "" : "" });
+  const back = pageAddress("episodes", { run, ...filters, offset: at ? Math.floor(at / PAGE) * PAGE || "" : "" });
   put(root, 
     h("p", { class: "crumbs" }, h("a", { href: back }, run), " › ", isRollout ? h("a", { href: pageAddress("step", { run, stage: row.stage, step: row.step }) }, place) : h("a", { href: pageAddress("episodes", { run, stage: row.stage }) }, place),
       h("span", { class: "turning" }, h("button", { type: "button", onclick: () => turn(-1) }, "← Previous"), h("button", { type: "button", onclick: () => turn(1) }, "Next →"))),

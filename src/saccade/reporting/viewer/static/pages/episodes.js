@@ -5,7 +5,7 @@ import { exported, get } from "../api.js";
 import { errorBox, fill, h, put } from "../dom.js";
 import { number, plural, truth, verdict, VERDICT_SIGNS } from "../format.js";
 
-const PAGE = 100;
+export const PAGE = 50; // rows
 const PAUSE = 60; // milliseconds without a key before a search
 const FACET_TITLES = { stage: "stage or evaluation", status: "status", outcome: "outcome", answer_type: "answer type", source: "data source", environment: "environment", mode: "mode" };
 const FIXED = {
