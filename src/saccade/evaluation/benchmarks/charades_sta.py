@@ -1,5 +1,6 @@
 """Charades-STA, test: find the time span that a sentence describes."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -49,12 +50,14 @@ def _parse_row(row: BenchmarkRow) -> Iterator[Task]:
         if match is None:
             problem = f"it should be 'VIDEO START END##sentence.', not {row.get_text('line')[:60]!r}"
             raise row.build_field_error("line", problem)
-        video, start, end, sentence = match[1], float(match[2]), float(match[3]), match[4]
+        video, span, sentence = match[1], match.group(2, 3), match[4]
     else:
         video, sentence = row.get_text("video").removesuffix(".mp4"), row.get_text("caption")
         span = row.get_texts("timestamp")
-        start, end = (row.with_values({"timestamp": time}).get_number("timestamp") for time in span[:2])
-    if not start < end:
+    if len(span) != 2:
+        raise row.build_field_error("timestamp", f"it should be two times, not {len(span)}", span)
+    start, end = (row.with_values({"timestamp": time}).get_number("timestamp") for time in span)
+    if not -math.inf < start < end < math.inf:
         raise row.build_field_error("timestamp", f"the span should begin before it ends, not be {start:g} to {end:g}")
     yield Task(
         id=f"{video}-{row.number}",
