@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from saccade.cli.benchmark import BENCHMARK_ALIASES, BenchmarkData, merge_benchmarks, resolve_cluster_key, run_benchmarks
+from saccade.cli.benchmark import (
+    BENCHMARK_ALIASES,
+    BenchmarkData,
+    merge_benchmarks,
+    resolve_cluster_key,
+    run_benchmarks,
+)
 from saccade.cli.terminal import (
     MODEL_OR_SERVER,
     RunFolder,
