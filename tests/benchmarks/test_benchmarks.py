@@ -64,6 +64,13 @@ def test_one_step_with_adapters_in_bfloat16(run):
     assert 0 < figures["engine-trainer logprob difference, max"] < 0.1
 
 
+@pytest.mark.slow
+def test_weight_syncs_of_several_servers_are_paused_at_once(run):
+    rows = run("weight_sync", "--servers", "2", "--load", "0.1", "--megabytes", "1", "--rounds", "1")
+    assert [row["servers"] for row in rows] == [1, 2]
+    assert all(row["pause_seconds"] >= 0.1 for row in rows)
+
+
 @pytest.mark.soak
 def test_two_ray_workers_share_the_work(run):
     pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
