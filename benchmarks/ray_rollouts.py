@@ -56,7 +56,7 @@ def write_tasks(folder: Path, count: int, seed: int) -> list[Task]:
 def make_recipe(model: Path, workers: int) -> Recipe:
     """Return the recipe of a side; 0 workers: without Ray."""
     engine = Path(__file__).with_name("_coding_engine.py")
-    overrides = [f"engine.name={engine}", f"model.path={model}", "sampling.max_tokens=600", "media.folder="]
+    overrides = [f"engine.name={engine}", f"model.path={model}", "sampling.max_tokens=600", 'media.folder=""']
     environment = ["video_in_prompt=true", "num_frames=32", "max_context_tokens=16000", "tools.python.timeout=120"]
     overrides += [f"environment.settings.{setting}" for setting in environment]
     if workers:

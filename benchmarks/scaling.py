@@ -60,6 +60,7 @@ def make_recipe(folder: Path, run: Path, chosen: Any, mode: str, workers: int, s
         f"rl={{steps: {chosen.steps}, save_every: {chosen.steps}, prompts_per_step: {chosen.prompts}}}",
         f"rl={{group_size: {chosen.group_size}, filters: {{reward_std: null, statuses: null}}}}",
         "rollouts.launcher=ray",
+        'media.folder=""',
         f"rollouts.ray={{workers: {workers}, max_episodes: {chosen.group_size}, cpus_per_worker: 0, "
         "lease_timeout: 600}",
         "episodes.keep=1000",

@@ -24,7 +24,7 @@ from saccade.rollouts.ray.launcher import LOG_FILE
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 MARK = "SACCADE_TEST_MARK"
 SMALL = ["rl.steps=2", "rl.save_every=2", "rl.prompts_per_step=2", "sampling.max_tokens=8"]
-RAY = ["rollouts.launcher=ray", "rollouts.ray.workers=2"]
+RAY = ["rollouts.launcher=ray", "rollouts.ray.workers=2", 'media.folder=""']
 
 LOG = """
 import logging
