@@ -308,7 +308,7 @@ def test_demonstrations_earn_full_reward_with_the_real_tool(small, renderer):
     for task in tasks:
         demo = build_demonstration(task)
         episode = replay(task, demo, renderer)
-        assert (episode.status, score(episode)) == (EpisodeStatus.ANSWERED, 1.0)
+        assert (episode.status, score(episode).value) == (EpisodeStatus.ANSWERED, 1.0)
         assert all(result.ok for result in episode.results)
         cards, thought = parse_objects(task), parse_reply(demo.replies[-1]).blocks[0].body
         shown = [image for result in episode.results for image in result.images]

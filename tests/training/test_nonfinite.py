@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from error_cases import raises
@@ -16,7 +17,7 @@ from saccade.models.backbone import Backbone
 from saccade.training import policy_update
 from saccade.training.checkpoint import list_checkpoints
 from saccade.training.optimizer import Optimizer
-from saccade.training.train_step import require_finite_losses
+from saccade.training.train_step import MicroBatchResult, require_finite_losses
 
 
 def test_a_checkpoint_whose_weight_is_nan_is_refused(workspace, tmp_path):
@@ -103,7 +104,11 @@ def test_an_update_that_makes_a_weight_infinite_is_not_saved(workspace, tmp_path
 )
 def test_the_first_tensor_that_is_nan_is_named(advantage, entropy, name):
     batch = make_batch([0, 0], [-1.0, -1.2], advantage=advantage)
+    results = [
+        MicroBatchResult(loss=loss, entropy=nats, stats={}, logp_N=np.zeros(2), entropy_N=np.zeros(2))
+        for loss, nats in [(0.5, 1.0), (math.nan, entropy)]
+    ]
     with raises(RunError, key="loss") as caught:
-        require_finite_losses([batch, batch], [(0.5, 1.0, {}), (math.nan, entropy, {})], step=4)
+        require_finite_losses([batch, batch], results, step=4)
     assert str(caught.value).startswith("step 4: the loss of micro-batch 2 of 2")
     assert f"({name}" in str(caught.value)

@@ -258,7 +258,7 @@ def test_the_work_of_the_trainer_does_not_count_towards_the_timeout(workspace, t
         if work == "update":
             loop = asyncio.get_running_loop()
             monkeypatch.setattr(rl, "update_policy", lambda *arguments: loop.advance(5.5))
-            await rl.run_policy_update(components, [], optimizer, None)
+            await rl.run_policy_update(components, [], optimizer, None, lambda values: None)
         elif work == "save":
             state = rl.TrainerState(
                 num_finished_steps=1,

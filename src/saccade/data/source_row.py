@@ -15,6 +15,7 @@ import csv
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -250,7 +251,7 @@ def iterate_rows_with_errors(
     """Like `read_rows`, but yield a DataError for an invalid row and continue with the next row."""
     file, all_readers = Path(path), {**_READERS, **(readers or {})}
     reader = all_readers.get(file.suffix.lower())
-    if file.is_dir():
+    if os.path.isdir(file):  # pathlib raises OSError for a name that is too long
         examples = sorted([*file.glob("*.jsonl"), *file.glob("*/*.jsonl")])
         raise DataError(f"{file} is a folder; name a file of rows, such as {[*examples, 'a.jsonl'][0]}", key=str(file))
     if reader is None:

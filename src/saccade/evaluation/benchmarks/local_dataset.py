@@ -64,7 +64,7 @@ class BenchmarkRow(SourceRow):
 
 def iterate_rows(root: Path, patterns: Sequence[str]) -> Iterator[BenchmarkRow]:
     """Yield every row of a copy, a folder with the hub's layout or one file of rows; see `find_row_files`."""
-    media_dir = root if root.is_dir() else root.parent
+    media_dir = root if os.path.isdir(root) else root.parent
     for file in find_row_files(root, patterns):
         for row in read_rows(file, readers=_READERS):
             yield BenchmarkRow(**{name.name: getattr(row, name.name) for name in fields(row)}, media_dir=media_dir)
@@ -72,9 +72,9 @@ def iterate_rows(root: Path, patterns: Sequence[str]) -> Iterator[BenchmarkRow]:
 
 def find_row_files(root: Path, patterns: Sequence[str]) -> list[Path]:
     """Return the files that match the first matching pattern, by name. Raises DataError if there are none."""
-    if root.is_file():
+    if os.path.isfile(root):  # pathlib raises OSError for a name that is too long
         return [root]
-    if not root.exists():
+    if not os.path.exists(root):
         raise DataError(
             f"the folder {root} does not exist; download the dataset there, give another folder, or fetch it "
             "with --bench-data hub:main",
