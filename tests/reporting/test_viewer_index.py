@@ -117,7 +117,7 @@ def test_damaged_files_and_a_damaged_index(tmp_path):
     index.refresh()
     assert index.count() == 2 * EVALUATED + PER_STEP
     assert list(index.problems) == ["evaluations/after.jsonl"]
-    episodes = next((folder / "episodes").iterdir())
+    episodes = next((folder / "episodes").glob("*.jsonl.gz"))
     episodes.unlink()
     episodes.mkdir()
     index.refresh()
