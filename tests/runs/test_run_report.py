@@ -57,7 +57,7 @@ def test_an_interrupted_training(trained, tmp_path):
         shutil.rmtree(folder / name)
     lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_bytes(b"".join(lines[:6]) + lines[6][:40])
-    newest = sorted((folder / "episodes").iterdir())[-1]
+    newest = sorted((folder / "episodes").glob("*.jsonl.gz"))[-1]
     newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
     good("report", folder)
     page = read_page(folder / "report.html")

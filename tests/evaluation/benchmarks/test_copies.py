@@ -154,8 +154,9 @@ def test_unknown_benchmark_suggests_the_nearest():
 @pytest.mark.parametrize("name", NAMES)
 def test_missing_split_and_missing_row_raise(name, tmp_path):
     benchmark = bound(name)
-    with raises(DataError, key=str(tmp_path / "nowhere")):
-        benchmark.load_tasks(tmp_path / "nowhere")
+    for missing in ("nowhere", "x" * 300):
+        with raises(DataError, key=str(tmp_path / missing)):
+            benchmark.load_tasks(tmp_path / missing)
     (tmp_path / "empty").mkdir()
     with raises(DataError, key=str(tmp_path / "empty"), value=benchmark.file_patterns):
         benchmark.load_tasks(tmp_path / "empty")
