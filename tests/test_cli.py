@@ -97,6 +97,11 @@ def complete(monkeypatch, words):
         (["rl", "tiny/para"], ["tiny/para_grpo"]),
         (["rl", "tiny/base", "rl.optim.l"], ["rl.optim.lr="]),
         (["rl", "tiny/base", "rl.op"], ["rl.optim."]),
+        (["rl", "tiny/base", "engine.name=vl"], ["engine.name=vllm"]),
+        (["rl", "tiny/base", "engine.name", "=", "vl"], ["vllm"]),  # as bash divides it
+        (["rl", "tiny/base", "rl.streaming", "="], ["true", "false"]),
+        (["rl", "tiny/base", "rl.streaming="], ["rl.streaming=true", "rl.streaming=false"]),
+        (["rl", "tiny/base", "rl.on_stale_group=d"], ["rl.on_stale_group=drop"]),
         (["eval", "runs", "--shar"], ["--shard"]),
         (["recipes", "explain", "rl.micro"], ["rl.micro_batch_size"]),
         (["eval", "runs", "--bench", "mlvu,videomme_"], ["mlvu,videomme_subtitles"]),

@@ -203,7 +203,9 @@ def test_an_address_with_credentials_is_refused_without_repeating_them(url):
     assert "pw" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["", "here:80", "ftp://here", "http://", "http://a b/v1", "http://[::1"])
+@pytest.mark.parametrize(
+    "url", ["", "here:80", "ftp://here", "http://", "http://a b/v1", "http://[::1", "http://here:99999/v1"]
+)
 def test_an_invalid_url_is_refused(url):
     with raises(ConfigError, key="engine.settings.url", value=url):
         ChatCompletions(FakeMediaLoader(), url=url)

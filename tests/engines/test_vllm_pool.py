@@ -598,7 +598,9 @@ def test_close_fails_waiting_requests(backbone):
     asyncio.run(body())
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "localhost"])
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:8000", "localhost", "http://127.0.0.1:99999", "http://127.0.0.1:0", "http://a b"]
+)
 def test_an_invalid_address_is_refused(backbone, url):
     with raises(ConfigError, key="engine.settings.servers", value=url):
         Vllm(backbone.renderer, FakeMediaLoader(), servers=(url,))

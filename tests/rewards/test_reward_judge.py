@@ -376,6 +376,7 @@ def test_api_key_comes_from_the_environment(monkeypatch):
     ("settings", "value"),
     [
         ({"url": "localhost:8000"}, "localhost:8000"),
+        ({"url": "http://127.0.0.1:99999/v1"}, "http://127.0.0.1:99999/v1"),
         ({"model": ""}, ""),
         ({"labels": {"yes": 1}}, {"yes": 1}),
         ({"labels": {"yes": 2, "no": 0}}, {"yes": 2, "no": 0}),

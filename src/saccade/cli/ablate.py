@@ -13,10 +13,10 @@ from saccade.errors import RunError
 from saccade.reporting.console import print_text, show_progress_lines
 
 
-def _complete_set_or_setting(incomplete: str) -> list[str]:
+def _complete_set_or_setting(ctx: typer.Context, incomplete: str) -> list[str]:
     from saccade.runs.ablations.spec import list_spec_names
 
-    return [*complete_name(list_spec_names(), incomplete), *complete_setting(incomplete)]
+    return [*complete_name(list_spec_names(), incomplete), *complete_setting(ctx, incomplete)]
 
 
 def ablate(

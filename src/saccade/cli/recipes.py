@@ -25,8 +25,8 @@ from saccade.errors import ConfigError, SaccadeError
 from saccade.reporting.console import print_text
 
 
-def _complete_key(incomplete: str) -> list[str]:
-    return [text.removesuffix("=") for text in complete_setting(incomplete)]
+def _complete_key(ctx: typer.Context, incomplete: str) -> list[str]:
+    return [text.removesuffix("=") for text in complete_setting(ctx, incomplete)]
 
 
 recipes_app = typer.Typer(help="List recipes, show one in full, explain a key, check them, and plan steps.")
@@ -89,8 +89,10 @@ def _check(
             autocompletion=complete_recipe_or_setting,
         ),
     ] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs of a node, among which training divides the model.")] = 1,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes; each has a copy of the divided model.")] = 1,
+    gpus: Annotated[
+        int, typer.Option(min=1, max=1024, help="GPUs of a node, among which training divides the model.")
+    ] = 1,
+    nodes: Annotated[int, typer.Option(min=1, max=4096, help="Nodes; each has a copy of the divided model.")] = 1,
     servers: Annotated[
         int | None,
         typer.Option(min=1, max=4096, help="Servers of the simulated steps, a GPU each; 1, 2, 4, … by default."),

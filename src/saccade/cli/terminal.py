@@ -13,6 +13,7 @@ from rich.segment import Segment
 from rich.table import Table
 
 from saccade.config.load import list_keys, list_recipes
+from saccade.config.reference import list_values
 from saccade.reporting.console import UpdateProgress, show_progress_lines
 from saccade.utils.text import escape_control_characters
 
@@ -47,17 +48,28 @@ def _list_paths(incomplete: str) -> list[Path]:
     return []
 
 
-def complete_setting(incomplete: str) -> list[str]:
-    """Return the keys of a recipe that begin with a text, up to their next dot or with an equals sign."""
+def complete_setting(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the keys of a recipe that begin with a text, up to their next dot or with an equals sign; then values.
+
+    Bash makes the equals sign a word of its own, which click leaves out if it is the last, and expects the value alone.
+    """
+    words = ["", ""] + [word for value in ctx.params.values() if isinstance(value, list | tuple) for word in value]
+    if not incomplete and (values := list_values(words[-1])):
+        return values
+    if words[-1] == "=":
+        return [value for value in list_values(words[-2]) if value.startswith(incomplete)]
+    key, equals, start = incomplete.partition("=")
+    if equals:
+        return [f"{key}={value}" for value in list_values(key) if value.startswith(start)]
     prefix = incomplete.rpartition(".")[0]
     start = f"{prefix}." if prefix else ""
     keys = (key.removeprefix(start) for key in list_keys() if key.startswith(incomplete))
     return list(dict.fromkeys(start + (key.partition(".")[0] + "." if "." in key else f"{key}=") for key in keys))
 
 
-def complete_recipe_or_setting(incomplete: str) -> list[str]:
+def complete_recipe_or_setting(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return what `complete_recipe` and `complete_setting` return."""
-    return [*complete_recipe(incomplete), *complete_setting(incomplete)]
+    return [*complete_recipe(incomplete), *complete_setting(ctx, incomplete)]
 
 
 def complete_run(incomplete: str) -> list[str]:

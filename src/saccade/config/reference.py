@@ -9,7 +9,7 @@ import tokenize
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from saccade import plugins
 from saccade.config.schema import AdvantageConfig, LossConfig, PluginConfig, Recipe, Section
@@ -168,6 +168,32 @@ def explain_key(key: str, recipe: Recipe) -> KeyDescription:
             for name, field in section.model_fields.items()
         },
     )
+
+
+def list_values(key: str) -> list[str]:
+    """Return the values that a key can have, if they are known: plugins' names, words, true and false.
+
+    >>> list_values("rl.kl.estimator"), list_values("seed")
+    (['k1', 'k3'], [])
+    """
+    owner, _, name = key.rpartition(".")
+    if name in {"name", "estimator"} and (folder := _find_folder(f"{owner}.")):
+        return list(plugins.list_plugins(folder))
+    section: Any = Recipe
+    for part in owner.split(".") if owner else ():
+        field = section.model_fields.get(part)
+        if field is None or not is_section(field.annotation):
+            return []
+        section = field.annotation
+    return _list_annotated_values(section.model_fields[name].annotation) if name in section.model_fields else []
+
+
+def _list_annotated_values(annotation: Any) -> list[str]:
+    if annotation is bool:
+        return ["true", "false"]
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    return [value for inner in get_args(annotation) for value in _list_annotated_values(inner)]
 
 
 def _find_folder(prefix: str) -> str:

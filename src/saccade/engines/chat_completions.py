@@ -22,7 +22,7 @@ from saccade.errors import BrokenEngineError, ConfigError, EngineError, SaccadeE
 from saccade.ledger import ImageRef, Message
 from saccade.protocols import ChatEngine, MediaLoader
 from saccade.types import Completion, FinishReason, GenerationRequest
-from saccade.utils.http_client import RequestFailed
+from saccade.utils.http_client import RequestFailed, is_server_address
 from saccade.utils.openai_client import ChatCompletion, OpenAIClient, read_api_key
 
 _FINISH_REASONS = {
@@ -192,17 +192,13 @@ chat_completions = ChatCompletions
 
 def check_settings(url: str, extra_body: Mapping[str, Any], max_tokens_field: str) -> None:
     """Raise ConfigError for an invalid URL, one with credentials, or an `extra_body` that sets reserved fields."""
-    try:
-        parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"\s", url)
-    except ValueError:
-        is_valid = False
-    if not is_valid:
+    if not is_server_address(url):
         raise ConfigError(
             f"engine.settings.url={url!r} is not an address; give one such as http://127.0.0.1:8000/v1",
             key="engine.settings.url",
             value=url,
         )
+    parts = urlsplit(url)
     if parts.username or parts.password or parts.query or parts.fragment:  # may be a secret: don't repeat it
         raise ConfigError(
             "engine.settings.url contains more than an address; put the API key into an environment variable and set "

@@ -10,7 +10,6 @@ The cache has one small file per reply, so that any number of processes can shar
 import asyncio
 import contextlib
 import json
-import re
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from saccade.rewards.text_normalization import format_question, strip_invisible
 from saccade.types import Episode, Score, Ungraded
 from saccade.utils.files import write_atomically
 from saccade.utils.hashing import compute_digest
-from saccade.utils.http_client import RequestFailed
+from saccade.utils.http_client import RequestFailed, is_server_address
 from saccade.utils.openai_client import OpenAIClient, read_api_key
 
 PROMPT = (
@@ -310,9 +309,9 @@ def _build_messages(prompt: str, case: Mapping[str, str], closing: str, *, mark:
 def _validate_settings(*, url: str, model: str, labels: Mapping[str, float], extra_body: Mapping[str, Any]) -> None:
     has_labels = len(labels) > 1 and all(word.strip() and 0 <= value <= 1 for word, value in labels.items())
     reserved = min(_RESERVED_FIELDS & extra_body.keys(), default="")
-    scheme = "must begin with http:// or https://, as http://127.0.0.1:8000/v1 does"
+    address_rule = "is not the address of a server; give one such as http://127.0.0.1:8000/v1"
     rules: tuple[tuple[str, object, object, str], ...] = (
-        ("url", url, re.match(r"https?://[^/\s]+", url), scheme),
+        ("url", url, is_server_address(url), address_rule),
         ("model", model, model, "is empty; set it to the model's name on its server"),
         ("labels", labels, has_labels, "must be two or more words, each with a value between 0 and 1"),
         ("extra_body", reserved, not reserved, "is a request field that the judge sets itself; remove it"),

@@ -18,6 +18,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import sys
 import time
 import zlib
@@ -64,6 +65,16 @@ class RequestFailed(Exception):
 def compute_backoff(first: float, num_failures: int, *, at_least: float = 0.0, at_most: float = _MAX_BACKOFF) -> float:
     """Return the seconds to wait after so many failures: `first`, doubled each time, within bounds."""
     return float(min(max(first * 2 ** min(num_failures - 1, 30), at_least), at_most))
+
+
+def is_server_address(url: str) -> bool:
+    """Return whether the URL has http or https as its scheme, a host, a possible port if any, and no white space."""
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    has_port = parts.port is None or 1 <= parts.port <= _MAX_PORT
+    return parts.scheme in {"http", "https"} and bool(parts.host) and has_port and not re.search(r"\s", url)
 
 
 def fetch(url: str, *, timeout: float) -> bytes | None:

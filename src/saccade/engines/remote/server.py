@@ -16,7 +16,7 @@ from saccade.media.cache import LRUCache
 from saccade.protocols import Renderer
 from saccade.types import Completion, FinishReason, GenerationRequest, SamplingParams
 from saccade.utils.async_utils import take_turn
-from saccade.utils.http_client import HttpClient, RequestFailed
+from saccade.utils.http_client import HttpClient, RequestFailed, is_server_address
 
 # What happens to unfinished replies during a weight sync: they finish first, or continue with the new weights, in the
 # server or as a new request.
@@ -195,7 +195,7 @@ class Server:
     """
 
     def __init__(self, url: str, timeout: float, api: ServerApi, max_concurrency: int = 0) -> None:
-        if not url.startswith(("http://", "https://")):
+        if not is_server_address(url):
             raise ConfigError(
                 f"engine.settings.servers contains {url!r}, which is not the address of a {api.MESSAGES.name} server; "
                 "give one such as http://127.0.0.1:8000",
