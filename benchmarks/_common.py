@@ -43,13 +43,21 @@ def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, 
 def build_comparison_row(
     name: str, seconds: Mapping[str, Sequence[tuple[float, float]]], *, tokens: int | None = None
 ) -> dict[str, Any]:
-    """One line of a comparison: medians, how many times faster ours (the first) is, and tokens/s where they count."""
-    wall = {side: statistics.median(each[0] for each in values) for side, values in seconds.items()}
-    busy = {f"{side} CPU s": statistics.median(each[1] for each in values) for side, values in seconds.items()}
-    ours, theirs = wall.values()
-    row = {"case": name, **{f"{side} s": value for side, value in wall.items()}, "times faster": theirs / ours, **busy}
+    """One line of a comparison: medians, how many times faster ours (the first) is, and tokens/s where they count.
+
+    The spread of a ratio is its least and greatest value over the rounds. `saccade bench --compare` reads the first
+    column that ends with "CPU s".
+    """
+    row: dict[str, Any] = {"case": name}
+    for index, (unit, ratio) in enumerate((("s", "times faster"), ("CPU s", "times less CPU"))):
+        ours, theirs = ([each[index] for each in values] for values in seconds.values())
+        ratios = [baseline / own for own, baseline in zip(ours, theirs, strict=True)]
+        for side, values in zip(seconds, (ours, theirs), strict=True):
+            row[f"{side} {unit}"] = statistics.median(values)
+        row[ratio] = statistics.median(theirs) / statistics.median(ours)
+        row[f"{ratio}, spread"] = f"{min(ratios):.2f}–{max(ratios):.2f}"
     if tokens is not None:
-        row |= {f"{side} tokens/s": tokens / value for side, value in wall.items()}
+        row |= {f"{side} tokens/CPU s": tokens / row[f"{side} CPU s"] for side in seconds}
     return row | {"rounds": min(len(values) for values in seconds.values())}
 
 

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from saccade import __version__
 from saccade.cli.ablate import ablate
+from saccade.cli.bench import bench
 from saccade.cli.cluster import cluster_app
 from saccade.cli.data import data_app
 from saccade.cli.doctor import doctor
@@ -68,7 +69,7 @@ COMMAND_PANELS = {
     "Start here": ("demo", "doctor", "recipes"),
     "Train and use a model": ("train", "sft", "rl", "eval", "ask", "view", "runs", "report", "export"),
     "Data, models and plugins": ("data", "model", "new"),
-    "Servers and studies": ("serve", "cluster", "ablate"),
+    "Servers and studies": ("serve", "cluster", "ablate", "bench"),
 }
 
 
@@ -125,6 +126,7 @@ app.add_typer(recipes_app, name="recipes")
 app.add_typer(model_app, name="model")
 app.add_typer(data_app, name="data")
 app.command("ablate")(ablate)
+app.command("bench")(bench)
 app.add_typer(evaluation_app, name="eval")
 app.add_typer(new_app, name="new")
 app.add_typer(cluster_app, name="cluster")
