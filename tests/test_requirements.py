@@ -1,6 +1,7 @@
 """The files of pinned packages: complete, with hashes where they are locks, and in agreement with each other."""
 
 import tomllib
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,16 @@ def test_the_lock_for_gpus_satisfies_the_package():
     for text in (*project["dependencies"], *(line for lines in extras for line in lines)):
         requirement = Requirement(text)
         assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), text
+
+
+def test_an_installation_without_options_has_the_viewer():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned, pending = read_versions("cpu.txt"), [*map(Requirement, project["optional-dependencies"]["view"])]
+    while pending:
+        requirement = pending.pop()
+        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
+        needs = map(Requirement, requires(requirement.name) or ())
+        pending += [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
 
 
 def test_both_builds_of_vllm_have_one_version():
