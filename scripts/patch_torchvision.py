@@ -1,8 +1,8 @@
-"""Called by scripts/bootstrap inside .venv-vllm: fixes torchvision, then checks that vLLM's server can be imported.
+"""Called by scripts/bootstrap inside .venv-vllm and .venv-trl: fixes torchvision, then runs a check, `import ...`.
 
 The wheel of torchvision that goes with a CPU build of torch brings compiled operators that don't load, and its import
-fails because their names are unknown. vLLM uses its Python part alone (transforms), so the names are all it takes. A
-.pth file declares them whenever a Python of this environment imports torchvision, and at no other time.
+fails because their names are unknown. vLLM and TRL use its Python part alone (transforms), so the names are all it
+takes. A .pth file declares them whenever a Python of this environment imports torchvision, and at no other time.
 """
 
 import subprocess
@@ -39,20 +39,18 @@ class Finder(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Finder())
 '''
 
-CHECK = "import torchvision.transforms.v2, vllm.entrypoints.openai.api_server as server; assert server.run_server"
 
-
-def main() -> None:
+def main(check: str) -> None:
     """Write the patch, and try it."""
     site = Path(sysconfig.get_paths()["purelib"])
     for old in site.glob("saccade_torchvision_*"):  # two of them would define the operators twice
         old.unlink()
     (site / "saccade_torchvision_patch.py").write_text(PATCH)
     (site / "saccade_torchvision_patch.pth").write_text("import saccade_torchvision_patch\n")
-    done = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"bootstrap: vLLM can't be imported in .venv-vllm:\n{done.stderr[-2000:]}")
+        sys.exit(f"bootstrap: {check!r} fails in {sys.prefix}:\n{done.stderr[-2000:]}")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
