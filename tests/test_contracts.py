@@ -58,7 +58,6 @@ from saccade.types import (
     Ungraded,
 )
 
-sys.path.insert(0, str(Path(__file__).parent / "evaluation" / "benchmarks"))
 from toy_rows import MAKERS, write_copy
 
 CALL_WITHOUT_NAME = Block(
@@ -111,7 +110,7 @@ def test_engine(name, renderer, tiny_folder):
         },
     }
     if name in ("vllm", "sglang", "chat_completions"):
-        pytest.skip(f"needs a server, see tests/engines/test_{name}.py")
+        pytest.skip("needs a server, see tests/engines")
     if name not in settings_by_engine:
         pytest.skip(f"this test has no settings for the engine {name}")
 

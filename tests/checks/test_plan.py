@@ -67,6 +67,16 @@ def test_visual_tokens_of_published_models():
     assert square.longest.visual_tokens == 64 * 7 * 7
 
 
+def test_a_tool_of_another_name_may_run_a_sub_agent(tmp_path):
+    (tmp_path / "ask.py").write_text(
+        "import saccade\n\n\n@saccade.tool\nasync def ask(*, ctx: saccade.ToolContext, "
+        "frame_range: tuple[int, int] = (1, 4)) -> tuple[str, saccade.Episode]:\n    'Ask.'\n"
+    )
+    tools = f"environment.settings.tools={{crop_video: null, {tmp_path}/ask.py: {{}}}}"
+    _, _, episode_size = estimate_recipe("paravt/para_grpo", tools)
+    assert episode_size.sub_agent.visual_tokens == 4 * 9 * 5
+
+
 def test_conversation_lengths():
     _, _, episode_size = estimate_recipe("paravt/para_grpo", question_tokens=100)
     conversation, shorter = episode_size.longest, episode_size.conversations[0]

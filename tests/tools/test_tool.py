@@ -12,7 +12,7 @@ from virtual_time import run_in_virtual_time
 from saccade.errors import ConfigError, EngineError, MediaError, ToolError
 from saccade.testing import FakeMediaLoader
 from saccade.tools.base import TRUNCATION_MARK, Range, ToolContext, tool, truncate
-from saccade.types import ToolResult
+from saccade.types import Episode, ToolResult
 
 
 @tool
@@ -43,6 +43,20 @@ def call_tool(function_tool, arguments, run=asyncio.run, **changes):
 def make_context(renderer=None, **changes):
     fields = {"media": FakeMediaLoader(), "renderer": renderer, "ask": None, "video_path": "clip.mp4", "seed": 0}
     return ToolContext(**{**fields, **changes})
+
+
+def test_an_episode_in_the_return_annotation_is_a_sub_agents():
+    @tool
+    async def asks(*, ctx: ToolContext) -> ToolResult | tuple[ToolResult, Episode]:
+        """Ask a sub-agent."""
+
+    @tool
+    async def unknown(*, ctx: ToolContext):
+        """Return anything."""
+
+    assert asks.may_run_sub_agent
+    assert unknown.may_run_sub_agent
+    assert not read_sign.may_run_sub_agent
 
 
 def test_the_schema_is_the_signature():

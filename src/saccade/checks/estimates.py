@@ -28,6 +28,7 @@ from saccade.models.model_sizes import ModelSizes, compute_published_sizes, comp
 from saccade.models.policy import MAX_LOGITS_PER_CHUNK
 from saccade.protocols import PixelBudget
 from saccade.rollouts.components import resolve_settings, resolve_tool_settings
+from saccade.tools.base import load_tool
 from saccade.training.packing import PrefixTree, bin_pack, split_rows
 from saccade.types import Message
 
@@ -203,10 +204,15 @@ def estimate_episode(
     elif settings.get("video_in_prompt") is False:  # the video is only in the interpreter
         budgets = (0,)
     main = [estimate_conversation(frames, pixel_range, turns + 1, is_main_agent=True) for frames in budgets]
-    crop, sub_agent = tools.get("crop_video") if turns else None, None
-    if crop:
-        sub_agent = estimate_conversation(crop["frame_range"][1], crop["frame_pixels"], 1, is_main_agent=False)
-    return EpisodeSize(conversations=tuple(main), sub_agent=sub_agent, max_turns=turns, calls_per_turn=calls)
+    sub_agents = [
+        estimate_conversation(
+            tool.get("frame_range", (0, 0))[1], tool.get("frame_pixels", pixel_range), 1, is_main_agent=False
+        )
+        for name, tool in tools.items()
+        if turns and load_tool(name).may_run_sub_agent
+    ]
+    largest = max(sub_agents, key=lambda conversation: conversation.total_tokens, default=None)
+    return EpisodeSize(conversations=tuple(main), sub_agent=largest, max_turns=turns, calls_per_turn=calls)
 
 
 def count_tool_visual_tokens(tool: Mapping[str, Any], calls: int, turns: int, factor: int) -> int:

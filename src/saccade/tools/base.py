@@ -157,6 +157,7 @@ class FunctionTool:
         self.timeout = timeout
         self.__wrapped__ = function
         self._parameters, self._setting_names = _parse_signature(function)
+        self.may_run_sub_agent = _may_return_episode(function)
         self._listed = [name for name, parameter in self._parameters.items() if parameter.form.is_listed]
         # names and aliases -> names
         self._names = {
@@ -328,6 +329,14 @@ def truncate(text: str, renderer: Renderer, max_tokens: int, *, keep_end: bool =
         if len(renderer.encode(truncated)) <= max_tokens:
             return truncated  # almost always the first: encoding a part again seldom takes more tokens
     return mark
+
+
+def _may_return_episode(function: Callable[..., Any]) -> bool:
+    """Return whether a tool's return annotation names an episode, that of its sub-agent; without one it may."""
+    returned = get_type_hints(function).get("return", Episode)
+    return returned is Episode or any(
+        option is Episode for part in (returned, *get_args(returned)) for option in get_args(part)
+    )
 
 
 def _parse_signature(function: Callable[..., Any]) -> tuple[dict[str, ToolParameter], frozenset[str]]:

@@ -22,13 +22,13 @@ from saccade.rollouts.components import resolve_tool_settings
 from saccade.runs.data_build import captions, demonstrations, filters, questions
 from saccade.runs.data_build.clips import Clip
 from saccade.runs.data_build.journal import MAX_BYTES_PER_TOKEN, StageUsage
+from saccade.tools.base import load_tool
 
 _TIMESTAMP_TOKENS = 5
 _FRAME_NAME_TOKENS = 12  # of tags around a frame, as the environment `python` writes them
 _TEMPLATE_TOKENS = 256  # of a packaged system prompt, the instruction around tool schemas, and facts about the video
 _SCENE_HEADER_TOKENS = 16  # of a scene's captions in the request for questions
 _EXPANSION = MAX_BYTES_PER_TOKEN // BYTES_PER_TOKEN  # estimated tokens of a reply's text per token of the server
-_TOOLS_WITHOUT_SUB_AGENTS = {"show_frames", "zoom_image", "python"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ def _estimate_episodes(clip: Clip, recipe: DataBuildRecipe, image_token_size: in
     if isinstance(environment, ToolEnvironment):
         num_turns = environment.max_turns
         tools = resolve_tool_settings({"tools": environment.settings.tools})
-        if asking := [tool for name, tool in tools.items() if name not in _TOOLS_WITHOUT_SUB_AGENTS]:
+        if asking := [tool for name, tool in tools.items() if load_tool(name).may_run_sub_agent]:
             num_sub_agents = num_turns * environment.max_calls
             window = max(min(_count_window_tokens(clip, recipe, tool, image_token_size), limit) for tool in asking)
     requests = num_episodes * (1 + num_turns + num_sub_agents)
