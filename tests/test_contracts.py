@@ -3,15 +3,14 @@
 import asyncio
 import itertools
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 import pytest
 from error_cases import raises
 from published_rows import EXAMPLES
+from toy_rows import MAKERS, write_copy
 
 from saccade import plugins
 from saccade import testing as contracts
@@ -57,8 +56,6 @@ from saccade.types import (
     Task,
     Ungraded,
 )
-
-from toy_rows import MAKERS, write_copy
 
 CALL_WITHOUT_NAME = Block(
     kind=BlockKind.CALL, body="", is_closed=True, call=Call(name="", arguments={}, call_format=CallFormat.EXTERNAL)
