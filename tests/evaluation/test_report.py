@@ -1,6 +1,7 @@
 """Comparisons of evaluations: pairs, tables and reports."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from saccade.evaluation.compare import (
 )
 from saccade.evaluation.records import Record, read_records
 from saccade.reporting.evaluation_report import build_tables
-from saccade.reporting.report import Report, format_markdown
+from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, write_markdown
 from saccade.reporting.run_report import build_results, write_report
 from saccade.types import Task, UngradedEpisode
 from saccade.utils.jsonl import to_jsonable, write_jsonl
@@ -154,3 +155,33 @@ def test_report_formats(tmp_path):
     assert "tiny/base" in page.read_text()
     assert "### Changes" in (tmp_path / "report.md").read_text()
     assert set(json.loads((tmp_path / "comparison.json").read_text())["summaries"]) == {"after SFT", "after RL"}
+
+
+def list_images(page):
+    """Return the titles and the paths of a Markdown file's images."""
+    return re.findall(r"!\[(.*?)\]\((.*?)\)", page.read_text())
+
+
+def test_a_markdown_report_has_its_plots_beside_it(tmp_path):
+    tasks = [
+        replace(item, extras={**item.extras, "question": ("count", "when")[i % 2]}) for i, item in enumerate(TASKS)
+    ]
+    scored = [make_scored(item, float(i < 5)) for i, item in enumerate(tasks)]
+    comparison = compare_evaluations({name: Evaluation(scored=scored) for name in ("before", "after")})
+    report = Report(kind="run", title="run", sections=tuple(build_results(comparison)))
+    page = tmp_path / "a report.md"
+    (tmp_path / "a report_plots").mkdir()
+    (tmp_path / "a report_plots" / "07.png").touch()  # of an earlier report
+    write_markdown(report, page)
+    assert list_images(page) == [("Question type", "a%20report_plots/00.png")]
+    assert [path.name for path in (tmp_path / "a report_plots").iterdir()] == ["00.png"]
+    assert (tmp_path / "a report_plots" / "00.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_plots_of_a_section_are_numbered_over_the_report(tmp_path):
+    plots = [Plot(title=f"plot {i}", draw=lambda fmt, i=i: b"png" if i else None, has_title=i == 2) for i in range(3)]
+    sections = (ReportSection(title="a", plots=tuple(plots[:2])), ReportSection(title="b", plots=tuple(plots[2:])))
+    page = write_markdown(Report(kind="run", title="run", sections=sections), tmp_path / "r.md", "plots")
+    assert list_images(page) == [("plot 1", "plots/01.png"), ("plot 2", "plots/02.png")]
+    assert "### plot 1" in page.read_text()
+    assert "### plot 2" not in page.read_text()  # the drawing has the title

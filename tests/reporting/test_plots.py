@@ -91,15 +91,37 @@ def test_running_mean_keeps_length_and_constants():
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", "$x$ & $y", "_hidden", "é漢"])
 def test_any_label_is_valid(name):
     bar = Bar(value=0.5, low=0.25, high=0.75, marks=((name, 0.2),))
-    svg = theme_svg(plot_bars({name: {name: bar, "other": bar}}))
+    svg = theme_svg(plot_bars({name: {name: bar, "other": bar}}), name)
     ET.fromstring(svg)
     assert "<script" not in svg
     ET.fromstring(plot_panel(Panel(title="t", unit="", keys=("reward/*",)), [{f"reward/{name}": 1.0, "reward/b": 2.0}]))
 
 
 def test_themed_svg_takes_its_colors_from_the_page():
-    svg = theme_svg(plot_panel(BY_TITLE["Reward and its parts"], ROWS))
+    svg = theme_svg(plot_panel(BY_TITLE["Reward and its parts"], ROWS), "a title")
+    assert 'aria-label="a title"' in svg
     assert "var(--s1, #0072b2)" in svg
     assert "currentColor" in svg
     assert "#1a1b1c" not in svg
     assert "<?xml" not in svg
+
+
+def test_bars_are_grouped_by_method():
+    bar = Bar(value=0.5, low=0.25, high=0.75, marks=(("the baseline", 0.2),))
+    rows = {"count": bar, "when": bar}
+    svg = plot_bars({"before": rows, "after": {"count": bar}, "without tools": rows}).decode()
+    for label, count in (
+        ("before", 1),
+        ("after", 1),
+        ("without tools", 1),
+        ("count", 1),
+        ("when", 1),
+        ("the baseline", 1),
+    ):
+        assert svg.count(f">{label}</text>") == count, label  # rows are labeled once for all methods
+    assert svg.count(">0.50</text>") == 5
+
+
+def test_series_differ_without_colors():
+    svg = plot_panel(BY_TITLE["Reward and its parts"], [{"reward/a": 1.0, "reward/b": 2.0}] * 3).decode()
+    assert svg.count("stroke-dasharray") >= 1

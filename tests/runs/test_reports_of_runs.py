@@ -39,6 +39,8 @@ def test_a_report_of_runs_has_differences_cost_and_commands(folders, tmp_path, e
         assert part in text, part
     assert "rl.group_size" not in text  # equal in both
     assert ("<svg" in text) is (ending == "html")
+    assert len(list(tmp_path.glob("report_plots/*.png"))) == (3 if ending == "md" else 0)
+    assert text.count("(report_plots/") == (3 if ending == "md" else 0)
 
 
 def test_reports_as_pdf(folders, tmp_path):

@@ -9,11 +9,12 @@ from typing import Any
 
 from saccade.errors import DataError
 from saccade.evaluation.compare import compare_evaluations, read_evaluations
-from saccade.metrics.tables import Table, format_counts, format_estimate
-from saccade.reporting.plots import assign_styles, plot_curves
+from saccade.metrics.tables import Bar, Table, format_counts, format_estimate
+from saccade.reporting.plots import assign_styles, plot_bars, plot_curves
 from saccade.reporting.report import Plot, Report, ReportSection
 from saccade.reporting.run_report import (
     STAGE_TITLES,
+    build_bar,
     build_training_tables,
     collect_metadata,
     compute_step_seconds,
@@ -61,7 +62,7 @@ def build_comparison(runs: Mapping[str, Path]) -> Report:
         title=", ".join(runs),
         sections=(
             ReportSection(title="Recipes", notes=("Keys in which the recipes differ.",), tables=(recipes,)),
-            ReportSection(title="Accuracy", notes=(ACCURACY_NOTE,), tables=_build_accuracy(runs)),
+            _build_accuracy(runs),
             ReportSection(title="Progress", tables=_build_progress(runs, metrics)),
             *_build_curves(metrics),
             build_cost_section(metrics),
@@ -70,8 +71,9 @@ def build_comparison(runs: Mapping[str, Path]) -> Report:
     )
 
 
-def _build_accuracy(runs: Mapping[str, Path]) -> tuple[Table, ...]:
+def _build_accuracy(runs: Mapping[str, Path]) -> ReportSection:
     rows: dict[str, list[tuple[str, ...]]] = {}
+    bars: dict[str, dict[str, Bar]] = {}
     for name, folder in runs.items():
         try:
             summaries = compare_evaluations(read_evaluations(folder)).summaries
@@ -89,9 +91,18 @@ def _build_accuracy(runs: Mapping[str, Path]) -> tuple[Table, ...]:
                 format_counts(summary.accuracy),
             )
             rows.setdefault(evaluation, []).append((evaluation, name, *cells))
+            bars.setdefault(evaluation, {})[name] = build_bar(summary.accuracy, baseline)
     header = ("evaluation", "run", "accuracy", "baseline", "calls", "visual tokens", "tasks / clips")
     table = Table(title="Accuracy", header=header, rows=tuple(row for own in rows.values() for row in own))
-    return (table,) if rows else ()
+    plot = Plot(title="Accuracy of each evaluation", draw=functools.partial(plot_bars, bars))
+    is_shown = len({name for own in bars.values() for name in own}) > 1
+    return ReportSection(
+        title="Accuracy",
+        notes=(ACCURACY_NOTE,),
+        tables=(table,) if rows else (),
+        plots=(plot,) if is_shown else (),
+        has_wide_plots=True,
+    )
 
 
 def _build_progress(runs: Mapping[str, Path], metrics: Mapping[str, Rows]) -> tuple[Table, ...]:

@@ -1,9 +1,9 @@
-"""Write a report as a PDF: text and tables in a monospaced font, plots two in a row. Drawn by matplotlib."""
+"""Write a report as a PDF: text and tables in a monospaced font, small plots two in a row. Drawn by matplotlib."""
 
 import io
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 
 from saccade.metrics.tables import Table
+from saccade.reporting.plots import PLOT_DPI
 from saccade.reporting.report import Report
 from saccade.utils.files import convert_file_errors, write_atomically
 from saccade.utils.text import escape_control_characters
@@ -21,7 +22,10 @@ MARGIN = 0.7
 FONT_SIZE = 7.0  # points
 LINE_CHARS = 116  # of the font's characters in a line
 LINE_HEIGHT = 0.135  # inches
-PLOT_HEIGHT = 2.5
+TITLE_HEIGHT = 0.2  # inches of a plot's title
+PLOT_HEIGHT = 2.5  # inches that the first plot of a section needs
+PLOT_GAP = 0.2
+MAX_HALF_WIDTH = 4.5  # a plot that is drawn wider than this has a row to itself
 MIN_COLUMN_CHARS = 6
 HEADING_SIZES = {1: 15.0, 2: 11.0, 3: 8.5}
 
@@ -54,8 +58,10 @@ def write_pdf(report: Report, path: Path) -> Path:
                 for line in format_table(table, LINE_CHARS):
                     writer.write_line(line)
                 writer.skip(0.1)
-            drawn = [(plot.title, plot.draw(fmt="png")) for plot in section.plots]
-            writer.write_plots([(title, png) for title, png in drawn if png])
+            for plot in section.plots:
+                if png := plot.draw(fmt="png"):
+                    writer.write_plot("" if plot.has_title else plot.title, png)
+            writer.end_plots()
         writer.close()
     return path
 
@@ -65,6 +71,7 @@ class _PageWriter:
 
     def __init__(self, pages: PdfPages) -> None:
         self._pages, self._figure, self._y = pages, Figure(figsize=PAGE_SIZE), PAGE_SIZE[1] - MARGIN
+        self._plot_left = self._row_height = 0.0  # of the row of plots
 
     def _require(self, height: float) -> None:
         if self._y - height < MARGIN:
@@ -96,19 +103,30 @@ class _PageWriter:
     def skip(self, height: float) -> None:
         self._y -= height
 
-    def write_plots(self, plots: Sequence[tuple[str, bytes]]) -> None:
-        for number in range(0, len(plots), 2):
-            self._require(PLOT_HEIGHT + 0.3)
-            width = (PAGE_SIZE[0] - 2 * MARGIN - 0.2) / 2
-            for column, (title, png) in enumerate(plots[number : number + 2]):
-                left = column * (width + 0.2)
-                self._place(title, HEADING_SIZES[3], left=left, weight="bold")
-                bottom = self._y - 0.2 - PLOT_HEIGHT
-                box = ((MARGIN + left) / PAGE_SIZE[0], bottom / PAGE_SIZE[1])
-                axes = self._figure.add_axes((*box, width / PAGE_SIZE[0], PLOT_HEIGHT / PAGE_SIZE[1]))
-                axes.imshow(matplotlib.image.imread(io.BytesIO(png)), interpolation="antialiased")
-                axes.set_axis_off()
-            self._y -= PLOT_HEIGHT + 0.3
+    def write_plot(self, title: str, png: bytes) -> None:
+        """Place a plot beside the previous one if both fit, at most as large as it was drawn."""
+        image = matplotlib.image.imread(io.BytesIO(png))
+        height, width = (size / PLOT_DPI for size in image.shape[:2])
+        page_width, page_height = (size - 2 * MARGIN for size in PAGE_SIZE)
+        scale = min(1.0, page_width / width, (page_height - TITLE_HEIGHT) / height)
+        if width <= MAX_HALF_WIDTH:
+            scale = min(scale, (page_width - PLOT_GAP) / 2 / width)
+        width, height = width * scale, height * scale
+        if self._plot_left + width > page_width or self._y - TITLE_HEIGHT - height < MARGIN:
+            self.end_plots()
+        self._require(TITLE_HEIGHT + height)
+        self._place(title, HEADING_SIZES[3], left=self._plot_left, weight="bold")
+        box = (MARGIN + self._plot_left, self._y - TITLE_HEIGHT - height, width, height)
+        axes = self._figure.add_axes(tuple(size / PAGE_SIZE[axis % 2] for axis, size in enumerate(box)))
+        axes.imshow(image, interpolation="antialiased")
+        axes.set_axis_off()
+        self._plot_left += width + PLOT_GAP
+        self._row_height = max(self._row_height, TITLE_HEIGHT + height + PLOT_GAP)
+
+    def end_plots(self) -> None:
+        """Continue below the plots."""
+        self._y -= self._row_height
+        self._plot_left = self._row_height = 0.0
 
     def close(self) -> None:
         self._pages.savefig(self._figure)  # type: ignore[no-untyped-call]

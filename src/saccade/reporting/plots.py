@@ -4,8 +4,10 @@ The colors are those of Okabe and Ito (2008), which most color-blind readers can
 take its colors from the surrounding page, so that one image serves a light and a dark page.
 """
 
+import html
 import io
 import math
+import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a
 LINE_STYLES = ("-", (0, (4, 1.5)), (0, (1, 1)))
 PANEL_SIZE = (3.6, 2.35)  # inches
 COLUMN_SIZE = (3.3, 2.2)  # inches
+PLOT_DPI = 160  # of PNGs
+BAR_HEIGHT = 0.2  # inches of a row in a plot of bars
 ROW_HEIGHT = 0.22  # inches of a variant in a plot of means
 RC_PARAMS: dict[Any, Any] = {  # matplotlib's stubs type the keys as literals
     "svg.fonttype": "none",
@@ -189,13 +193,14 @@ def plot_panel(
     with matplotlib.rc_context(RC_PARAMS):
         figure = Figure(figsize=PANEL_SIZE, layout="constrained")
         axes = figure.subplots()
-        for i, (name, (steps, values)) in enumerate(series.items()):
-            color, style = COLORS[i % len(COLORS)], LINE_STYLES[i // len(COLORS) % len(LINE_STYLES)]
+        styles = assign_styles(list(series))  # a print without colors still has the line styles
+        for name, (steps, values) in series.items():
+            color = styles[name]["color"]
             markersize, alpha = (4.0, 0.35) if is_smoothed else (6.0, 1.0)
             axes.plot(steps, values, ".", color=color, markersize=markersize, alpha=alpha, markeredgewidth=0)
             label = sanitize_label(name)
             line = compute_running_mean(values) if is_smoothed else values
-            axes.plot(steps, line, color=color, linestyle=style, linewidth=1.6, label=label)
+            axes.plot(steps, line, linewidth=1.6, label=label, **styles[name])
             if name in bands and not is_smoothed:
                 band_steps, lows, highs = bands[name]
                 axes.fill_between(band_steps, lows, highs, color=color, alpha=0.15, linewidth=0)
@@ -205,7 +210,7 @@ def plot_panel(
         for step in find_alarm_steps(rows):
             axes.axvline(step, color=TEXT_COLOR, linestyle=(0, (2, 2)), linewidth=0.9)
         if len(series) > 1:
-            axes.legend(fontsize=7.5, ncols=2 if len(series) > 3 else 1, handlelength=1.4, columnspacing=1.0)
+            axes.legend(fontsize=7.5, ncols=2 if len(series) > 3 else 1, handlelength=2.0, columnspacing=1.0)
         return encode_figure(figure, fmt)
 
 
@@ -234,37 +239,56 @@ def _set_limits(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
         axes.set_ylim(min(0.0, 1.5 * min(values)), max(0.0, 1.5 * max(values)) or 1.0)
 
 
-def plot_bars(rows: Mapping[str, Mapping[str, Bar]], *, fmt: ImageFormat = "svg") -> bytes:
-    """Plot horizontal bars with intervals, `rows[row][series]`, on [0, 1], with dotted ticks at their marks."""
-    names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    height = 0.8 / max(len(names), 1)
+def plot_bars(methods: Mapping[str, Mapping[str, Bar]], *, fmt: ImageFormat = "svg") -> bytes:
+    """Plot one subplot per method from `methods[method][row]`: horizontal bars on [0, 1] with intervals and values.
+
+    All subplots have the same rows, so that a row compares the methods. Dotted ticks are the bars' marks.
+    """
+    rows = list(dict.fromkeys(row for bars in methods.values() for row in bars))
+    ncols = min(len(methods), 2 if len(methods) == 4 else 3)
+    nrows = -(-len(methods) // ncols)
+    width = min(6.4, 2.6 + 1.6 * ncols)
     with matplotlib.rc_context(RC_PARAMS):
-        figure = Figure(figsize=(5.4, 0.95 + 0.2 * len(rows) * (len(names) + 0.7)), layout="constrained")
-        axes = figure.subplots()
-        for i, name in enumerate(names):
-            shift = (i - (len(names) - 1) / 2) * height
-            bars = {number + shift: row[name] for number, row in enumerate(rows.values()) if name in row}
-            _draw_bars(axes, bars, sanitize_label(name), COLORS[i % len(COLORS)], height)
-        axes.set_yticks(range(len(rows)), [sanitize_label(row) for row in rows])
-        axes.invert_yaxis()
-        axes.set(xlim=(0, 1), xlabel="accuracy, 95 % interval")
-        axes.grid(axis="x")
-        axes.set_axisbelow(True)
-        axes.margins(y=0.02)
-        if len(names) > 1:
-            figure.legend(loc="outside lower center", fontsize=7.5, ncols=4, handlelength=1.2)
+        height = 0.6 + (0.4 + BAR_HEIGHT * len(rows)) * nrows
+        figure = Figure(figsize=(width, height), layout="constrained")
+        subplots = figure.subplots(nrows, ncols, squeeze=False, sharex=True, sharey=True)
+        for number, (axes, (name, bars)) in enumerate(zip(subplots.flat, methods.items(), strict=False)):
+            _draw_bars(axes, [bars.get(row) for row in rows])
+            axes.set_title(textwrap.fill(sanitize_label(name), 60 // ncols), size=8.5)
+            if number + ncols >= len(methods):  # no subplot is below
+                axes.tick_params(axis="x", labelbottom=True)
+                axes.set_xlabel("accuracy, 95 % interval", size=7.5)
+        for axes in subplots.flat[len(methods) :]:
+            axes.set_axis_off()
+        first = subplots[0, 0]
+        first.set_yticks(range(len(rows)), [textwrap.fill(sanitize_label(row), 26) for row in rows])
+        first.set(xlim=(0, 1), xticks=(0, 0.5, 1), ylim=(len(rows) - 0.4, -0.6))
+        marks = {label: line for axes in subplots.flat for line, label in zip(*_get_legend(axes), strict=True)}
+        if marks:
+            figure.legend(marks.values(), marks, loc="outside lower center", fontsize=7.5, ncols=2, handlelength=1.6)
         return encode_figure(figure, fmt)
 
 
-def _draw_bars(axes: Axes, bars: Mapping[float, Bar], label: str, color: str, height: float) -> None:
-    values = [bar.value for bar in bars.values()]
-    axes.barh([*bars], values, height=height * 0.86, color=color, alpha=0.75, label=label)
-    for y, bar in bars.items():
+def _draw_bars(axes: Axes, bars: Sequence[Bar | None]) -> None:
+    axes.grid(axis="x")
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", length=0)
+    for y, bar in enumerate(bars):
+        if bar is None:
+            continue
+        axes.barh(y, bar.value, height=0.62, color=COLORS[0], alpha=0.45, linewidth=0)
         axes.hlines(y, bar.low, bar.high, color=TEXT_COLOR, linewidth=1.0)
-        for label, value in bar.marks:
-            is_labeled = label in axes.get_legend_handles_labels()[1]
-            lines = axes.vlines(value, y - height / 2, y + height / 2, color=TEXT_COLOR, linewidth=1.2)
-            lines.set(linestyle=(0, (1, 1)), label="_nolegend_" if is_labeled else label)
+        axes.plot(bar.value, y, "o", color=COLORS[0], markersize=3.6, markeredgewidth=0)
+        place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "left", "va": "center", "size": 7.5}
+        axes.text(1.02, y, f"{bar.value:.2f}", **place)
+        for number, (label, value) in enumerate(bar.marks):
+            style = LINE_STYLES[2 - number % 2]
+            axes.vlines(value, y - 0.42, y + 0.42, color=TEXT_COLOR, linewidth=1.4, linestyle=style, label=label)
+
+
+def _get_legend(axes: Axes) -> tuple[list[Any], list[str]]:
+    handles, labels = axes.get_legend_handles_labels()
+    return handles, labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -441,7 +465,7 @@ def encode_figure(figure: Figure, fmt: ImageFormat) -> bytes:
     metadata: dict[str, Any] = {"Date": None, "Creator": None} if fmt == "svg" else {"Software": None}
     with warnings.catch_warnings():  # an SVG's text is drawn with the reader's fonts, so a missing glyph is harmless
         warnings.filterwarnings("ignore", message="Glyph")
-        figure.savefig(buffer, format=fmt, dpi=160, transparent=fmt == "svg", metadata=metadata)
+        figure.savefig(buffer, format=fmt, dpi=PLOT_DPI, transparent=fmt == "svg", metadata=metadata)
     if fmt == "svg":
         return buffer.getvalue()
     compressed = io.BytesIO()
@@ -450,12 +474,15 @@ def encode_figure(figure: Figure, fmt: ImageFormat) -> bytes:
     return compressed.getvalue()
 
 
-def theme_svg(svg: bytes) -> str:
-    """Return an SVG in a page's text color and its variables --s1, --s2, ...; without them the colors as drawn."""
+def theme_svg(svg: bytes, title: str) -> str:
+    """Return an SVG in a page's text color and its variables --s1, --s2, ...; without them the colors as drawn.
+
+    The title is what a screen reader reads.
+    """
     text = svg.decode()
     text = text[text.index("<svg") :]
     text = text.replace(TEXT_COLOR, "currentColor").replace(GRID_COLOR, "var(--line, #8a8b8c)")
     text = text.replace("#ffffff", "var(--card, #ffffff)")  # hollow points
     for i, color in enumerate(COLORS, start=1):
         text = text.replace(color, f"var(--s{i}, {color})")
-    return text.replace("<svg ", '<svg role="img" ', 1)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(title)}" ', 1)

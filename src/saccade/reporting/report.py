@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -16,6 +17,7 @@ from markupsafe import Markup, escape
 from saccade.metrics.tables import Table, escape_markdown, format_markdown_table
 from saccade.reporting.episode_view import format_answer
 from saccade.reporting.plots import theme_svg
+from saccade.utils.files import convert_file_errors, write_atomically, write_text
 from saccade.utils.text import escape_control_characters
 
 STATIC_FOLDER = Path(__file__).parent / "static"
@@ -25,11 +27,15 @@ _NUMBER = re.compile(r"[^A-Za-z]{0,40}( s)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """A plot that `draw(fmt=...)` draws, with the table of its numbers if that is not shown elsewhere."""
+    """A plot that `draw(fmt=...)` draws, with the table of its numbers if that is not shown elsewhere.
+
+    `has_title` if the drawing contains the title.
+    """
 
     title: str
     draw: Callable[..., bytes | None]
     numbers: Table | None = None
+    has_title: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +66,8 @@ class Report:
     sections: tuple[ReportSection, ...] = ()
 
 
-def format_markdown(report: Report, plot_paths: Sequence[str] = ()) -> str:
-    """Format a report as Markdown; `plot_paths` are the images of its plots, in order. Others are left out."""
+def format_markdown(report: Report, plot_paths: Sequence[str | None] = ()) -> str:
+    """Format a report as Markdown; `plot_paths` are its plots' images, in order; a plot without one is left out."""
     paths = iter(plot_paths)
     parts = [
         f"# {escape_markdown(report.title)}",
@@ -70,7 +76,7 @@ def format_markdown(report: Report, plot_paths: Sequence[str] = ()) -> str:
         "\n".join(f"- {escape_markdown(key)}: {escape_markdown(value)}" for key, value in report.metadata.items()),
     ]
     for section in report.sections:
-        images = list(zip(section.plots, paths, strict=False))
+        images = [(plot, path) for plot, path in zip(section.plots, paths, strict=False) if path is not None]
         tables = [*section.tables, *(plot.numbers for plot in section.plots if plot.numbers)]
         if not images and not tables:
             continue
@@ -80,8 +86,30 @@ def format_markdown(report: Report, plot_paths: Sequence[str] = ()) -> str:
             parts += [*heading, format_markdown_table(table)]
         for plot, path in images:
             title = escape_markdown(plot.title)
-            parts += [f"### {title}", f"![{title}]({path})"]
+            parts += [*([] if plot.has_title else [f"### {title}"]), f"![{title}]({path})"]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def write_markdown(report: Report, path: Path, plot_folder: str | None = None) -> Path:
+    """Write a report as Markdown with its plots, as PNGs in `plot_folder` beside it; return its path.
+
+    The folder of report.md is report_plots by default; PNGs that it had are deleted. Raises RunError if a file can't be
+    written.
+    """
+    folder = path.parent / (plot_folder or f"{path.stem}_plots")
+    plots = [plot for section in report.sections for plot in section.plots]
+    plot_paths: list[str | None] = []
+    with convert_file_errors(path):
+        for old in folder.glob("[0-9][0-9].png"):
+            old.unlink()
+        for number, plot in enumerate(plots):
+            png = plot.draw(fmt="png")
+            plot_paths.append(None if png is None else f"{quote(folder.name)}/{number:02d}.png")
+            if png is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                with write_atomically(folder / f"{number:02d}.png", is_durable=False) as partial:
+                    partial.write_bytes(png)
+    return write_text(path, format_markdown(report, plot_paths))
 
 
 def render_template(template: str, **context: Any) -> str:
@@ -95,7 +123,7 @@ def render_template(template: str, **context: Any) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "svg": lambda plot: Markup(theme_svg(plot.draw(fmt="svg"))),
+        "svg": lambda plot: Markup(theme_svg(plot.draw(fmt="svg"), plot.title)),
         "estimate": _emphasize_mean,
         "answer": format_answer,
         "is_text": lambda cell: _ESTIMATE.match(cell) is None and _NUMBER.fullmatch(cell) is None,

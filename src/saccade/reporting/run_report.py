@@ -31,7 +31,7 @@ from saccade.reporting.plots import (
     plot_bars,
     plot_panel,
 )
-from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, render_template
+from saccade.reporting.report import Plot, Report, ReportSection, render_template, write_markdown
 from saccade.training.alarms import ALARM_PREFIX, Alarm, prefix_validation
 from saccade.training.checkpoint import BEST_LINK, list_checkpoints
 from saccade.training.episode_log import RolloutRecord, list_recorded_steps, read_rollouts
@@ -110,10 +110,10 @@ def write_report(
     page_path: Path | None = None,
     more_sections: Sequence[ReportSection] = (),
 ) -> Path:
-    """Write comparison.json, report.md and report.html into a run's folder; return the page's path.
+    """Write comparison.json, report.md with its plots, and report.html into a run's folder; return the page's path.
 
     `evaluations` default to the run's, and `comparison` to theirs. `decode` (a renderer's) lets the page show replies
-    token by token, `load_pixels` (a media loader's) the frames. All three files contain the `metadata`. With a
+    token by token, `load_pixels` (a media loader's) the frames. All files contain the `metadata`. With a
     `page_path` only the page is written, there.
 
     Raises DataError for a damaged file of the run, and RunError if a file can't be written.
@@ -127,7 +127,7 @@ def write_report(
     )
     if page_path is None:
         write_json(folder / "comparison.json", values)
-        write_text(folder / "report.md", format_markdown(report))
+        write_markdown(report, folder / "report.md")
     page = render_run_page(
         report,
         evaluations={name: evaluation.scored for name, evaluation in evaluations.items()},
@@ -292,26 +292,27 @@ def build_results(comparison: Comparison) -> list[ReportSection]:
             for name, summary in summaries.items()
         ),
         bars=tuple(
-            _build_bar(summary.accuracy, summary.constant_baseline, summary.policies.get(NO_DECISION))
+            build_bar(summary.accuracy, summary.constant_baseline, summary.policies.get(NO_DECISION))
             for summary in summaries.values()
         ),
     )
     tables = {table.title: table for table in build_tables(comparison)}
     plots = []
     for key, title in SLICE_TITLES.items():
-        bars: defaultdict[str, dict[str, Bar]] = defaultdict(dict)
+        bars: dict[str, dict[str, Bar]] = {}
         for name, summary in summaries.items():
-            for row in summary.slices.get(key, ()):
-                bars[row.name][name] = _build_bar(row.accuracy, row.constant_baseline)
+            rows = {row.name: build_bar(row.accuracy, row.constant_baseline) for row in summary.slices.get(key, ())}
+            bars |= {name: rows} if rows else {}
         # A single row repeats the overall accuracy; wordings are too long for a plot.
-        if len(bars) > 1 and key != "wording":
+        if len({row for rows in bars.values() for row in rows}) > 1 and key != "wording":
             plots.append(Plot(title=title, draw=functools.partial(plot_bars, bars), numbers=tables.pop(title)))
     return [
         ReportSection(title="Results", notes=(RESULTS_NOTE,), tables=(accuracy, *tables.values()), plots=tuple(plots))
     ]
 
 
-def _build_bar(accuracy: Estimate, constant_baseline: float | None, ceiling: Policy | None = None) -> Bar:
+def build_bar(accuracy: Estimate, constant_baseline: float | None, ceiling: Policy | None = None) -> Bar:
+    """Build the bar of an accuracy, with the constant-answer baseline and the policy without a decision as marks."""
     marks = [] if constant_baseline is None else [("constant-answer baseline", constant_baseline)]
     marks += [] if ceiling is None else [(POLICY_LABELS[NO_DECISION], ceiling.accuracy)]
     return Bar(value=accuracy.mean, low=accuracy.low, high=accuracy.high, marks=tuple(marks))
@@ -324,7 +325,7 @@ def build_curves(stages: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Repo
         is_validation = stage in VALIDATION_STAGES
         draw = functools.partial(plot_panel, rows=rows, is_smoothed=not is_validation)
         panels = [panel for panel in PANELS if extract_series(panel, rows)]
-        plots = tuple(Plot(title="", draw=functools.partial(draw, panel)) for panel in panels)
+        plots = tuple(Plot(title=panel.title, draw=functools.partial(draw, panel), has_title=True) for panel in panels)
         if not plots:
             continue
         note = f"{len(rows)} steps. Points are steps, lines a running mean over about a tenth of them."

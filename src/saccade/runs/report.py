@@ -11,7 +11,7 @@ from saccade.evaluation.compare import Evaluation, compare_evaluations, read_eva
 from saccade.media.cache import CachingMediaLoader
 from saccade.reporting.comparison_report import build_comparison, build_cost_section, build_reproduction_section
 from saccade.reporting.episode_view import DecodeFn
-from saccade.reporting.report import Report, format_markdown, render_template
+from saccade.reporting.report import Report, render_template, write_markdown
 from saccade.reporting.run_report import build_run_report, read_metrics, render_episode_page, write_report
 from saccade.runs.pipeline import find_newest_weights, is_address, resolve_checkpoint
 from saccade.runs.run_folder import Run
@@ -60,7 +60,7 @@ def write_report_file(report: Report, page: Path) -> Path:
     if page.suffix == ".html":
         return write_text(page, render_template("report.html.j2", report=report))
     if page.suffix == ".md":
-        return write_text(page, format_markdown(report))
+        return write_markdown(report, page)
     if page.suffix == ".pdf":
         from saccade.reporting.pdf import write_pdf
 

@@ -19,7 +19,7 @@ from typing import Any
 from saccade.metrics.statistics import SeedEstimate
 from saccade.metrics.tables import Table
 from saccade.reporting.plots import BeforeAndAfter, assign_styles, plot_curves, plot_means
-from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, render_template
+from saccade.reporting.report import Plot, Report, ReportSection, render_template, write_markdown
 from saccade.reporting.run_report import format_duration
 from saccade.runs.ablations.results import (
     FINAL_STEPS,
@@ -30,7 +30,7 @@ from saccade.runs.ablations.results import (
     load_results,
 )
 from saccade.runs.ablations.schedule import Ablation, estimate_minutes
-from saccade.utils.files import convert_file_errors, write_atomically, write_text
+from saccade.utils.files import write_text
 from saccade.utils.jsonl import read_jsonl
 
 INTERVAL_NOTE = (
@@ -97,14 +97,6 @@ def write_report(folder: Path, ablation: Ablation, failures: Mapping[str, str]) 
             ReportSection(title="Tables", notes=(INTERVAL_NOTE,), tables=tuple(tables)),
         ),
     )
-    plot_paths = [f"plots/{number:02d}.png" for number in range(len(plots))]
-    with convert_file_errors(folder):
-        (folder / "plots").mkdir(exist_ok=True)
-        for old in (folder / "plots").glob("*.png"):
-            old.unlink()
-        for plot, path in zip(plots, plot_paths, strict=True):
-            with write_atomically(folder / path, is_durable=False) as partial:
-                partial.write_bytes(plot.draw(fmt="png") or b"")
     values = {
         "warnings": report.warnings,
         "ablation": ablation.model_dump(mode="json"),
@@ -119,7 +111,7 @@ def write_report(folder: Path, ablation: Ablation, failures: Mapping[str, str]) 
         ],
     }
     write_text(folder / "results.json", json.dumps(values, indent=1) + "\n")
-    write_text(folder / "report.md", format_markdown(report, plot_paths))
+    write_markdown(report, folder / "report.md", "plots")
     return write_text(folder / "report.html", render_template("report.html.j2", report=report)), tables
 
 
