@@ -1,11 +1,12 @@
 """64 uniform frames of a long video: saccade's media loader beside decord and OpenCV, and what others share of it.
 
-    python benchmarks/media.py [--clip FILE] [--baselines .venv-decord/bin/python]
+    python benchmarks/media.py [--clip FILE]
 
 Without a file a clip of ten minutes of 1280x720 at 25 frames per second is made (H.264, key frames 250 apart): a minute
 is encoded and repeated. `--b-frames` chooses its references: "pyramid" is x264's default. All sides open the file each
 time, return the same frames at the same size (checked), and begin with the file in the page cache. decord and OpenCV
-run in a process of their own, with as many threads; its interpreter is made by the line in README.md.
+run in a process of their own, with as many threads, in .venv-decord, which `scripts/bootstrap --decord` makes from
+pinned packages; without it only the second table is measured.
 
 The second table is of saccade alone: eight episodes of a group ask for the same frames; a later run reads them from the
 store; five crops of one turn look at windows of 16 seconds.
@@ -13,17 +14,24 @@ store; five crops of one turn look at windows of 16 seconds.
 
 import asyncio
 import json
-import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import av
 import numpy as np
-from _common import build_comparison_row, describe_machine, parser, show
+from _common import (
+    BaselineProcess,
+    Seconds,
+    alternate_sides,
+    build_comparison_row,
+    describe_machine,
+    find_environment,
+    measure,
+    parser,
+    show,
+)
 
 from saccade.config.schema import MediaConfig
 from saccade.ledger import ImageRef
@@ -34,7 +42,6 @@ from saccade.protocols import PixelBudget
 BUDGET = PixelBudget(min_pixels=784, max_pixels=50176)
 RATE, WIDTH, HEIGHT = 25, 1280, 720
 REFERENCES = {"pyramid": "bframes=3:b-pyramid=normal", "flat": "bframes=3:b-pyramid=none", "none": "bframes=0"}
-Seconds = tuple[float, float]  # by the clock, of CPU time
 
 
 def make_clip(path: Path, seconds: int, repeats: int, b_frames: str) -> None:
@@ -85,48 +92,6 @@ def load(
     return images, loader.load_all_pixels(images)
 
 
-def measure(function: Callable[[], Any]) -> Seconds:
-    """Seconds by the clock and of this process's CPU time."""
-    begun = time.perf_counter(), time.process_time()
-    function()
-    return time.perf_counter() - begun[0], time.process_time() - begun[1]
-
-
-class Baselines:
-    """decord and OpenCV in a process of their own."""
-
-    def __init__(self, interpreter: str, request: dict[str, Any]) -> None:
-        script = str(Path(__file__).with_name("_media_baselines.py"))
-        self._process = subprocess.Popen(
-            [interpreter, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._request = request
-
-    def measure(self, side: str, save_to: str = "") -> Seconds:
-        """Pick the frames once."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({**self._request, "side": side, "save_to": save_to}) + "\n")
-        self._process.stdin.flush()
-        wall, cpu = json.loads(self._process.stdout.readline())
-        return wall, cpu
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
-
-
-def alternate_sides(sides: dict[str, Callable[[], Seconds]], rounds: int) -> dict[str, list[Seconds]]:
-    """Measure all sides in turn; the first round warms up and is not counted."""
-    seconds: dict[str, list[Seconds]] = {name: [] for name in sides}
-    for number in range(rounds + 1):
-        for name, side in sides.items():
-            values = side()
-            if number:
-                seconds[name].append(values)
-    return seconds
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure one clip."""
     options = parser(__doc__)
@@ -135,7 +100,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--repeats", type=int, default=10, help="of this part")
     options.add_argument("--b-frames", choices=[*REFERENCES], default="pyramid", help="of the clip that is made")
     options.add_argument("--frames", type=int, default=64)
-    options.add_argument("--baselines", default="", help="interpreter with decord and OpenCV; none: only saccade")
     chosen = options.parse_args(arguments)
     threads = chosen.threads
     with tempfile.TemporaryDirectory() as folder:
@@ -148,30 +112,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
         width, height = images[0].width, images[0].height
         name = chosen.clip or f"{chosen.seconds * chosen.repeats} s of 720p, B-frames: {chosen.b_frames}"
         rows = []
-        if chosen.baselines:
-            request = {"path": path, "times": [image.time for image in images], "threads": threads}
-            baselines = Baselines(chosen.baselines, {**request, "width": width, "height": height})
+        if find_environment("decord") is None:
+            print("decord and OpenCV aren't measured: .venv-decord is missing; make it with scripts/bootstrap --decord")
+        else:
+            baselines = BaselineProcess("decord", "_media_baselines.py")
+            given = {"path": path, "times": [image.time for image in images], "threads": threads}
+            given |= {"width": width, "height": height}
             for side in ("decord", "OpenCV"):
-                frames = str(Path(folder, f"{side}.npy"))
-                baselines.measure(side, frames)
-                apart = max(
-                    float(np.abs(pixels[image.key].astype(int) - frame).mean())
-                    for image, frame in zip(images, np.load(frames), strict=True)
-                )
-                assert apart < 6, f"{side} has other frames: {apart:.1f} of 255 apart"
+                apart = []
+                for shift in (0, -1 / RATE, 1 / RATE):
+                    shifted = [time + shift for time in given["times"]]
+                    frames = str(Path(folder, f"{side}.npy"))
+                    baselines.request({**given, "times": shifted, "side": side, "save_to": frames})
+                    pairs = zip((pixels[image.key] for image in images), np.load(frames), strict=True)
+                    apart.append(max(float(np.abs(own.astype(int) - frame).mean()) for own, frame in pairs))
+                # Filters of scaling differ, so that the same frames aren't equal, but nearer than their neighbors.
+                assert apart[0] == min(apart), f"{side} has other frames: {apart} of 255 apart"
             seconds = alternate_sides(
                 {
                     "saccade": lambda: measure(lambda: load(build_loader(threads), path, times)),
-                    "decord": lambda: baselines.measure("decord"),
-                    "OpenCV": lambda: baselines.measure("OpenCV"),
+                    "decord": lambda: baselines.request({**given, "side": "decord"}),
+                    "OpenCV": lambda: baselines.request({**given, "side": "OpenCV"}),
                 },
                 chosen.rounds,
             )
             baselines.close()
             for side in ("decord", "OpenCV"):
                 pair = {"saccade": seconds["saccade"], side: seconds[side]}
-                row = build_comparison_row(f"{len(times)} frames of {name}, to {width}x{height}", pair)
-                rows.append({**row, "case": f"{row['case']}, against {side}"})
+                case = f"{len(times)} frames of {name}, to {width}x{height}, against {side}"
+                rows.append(build_comparison_row(case, pair))
                 show("Frames of a long video", rows[-1:], describe_machine(), None)
         store = str(Path(folder, "store"))
         load(build_loader(threads, store), path, times)  # an earlier epoch

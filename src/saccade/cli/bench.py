@@ -26,7 +26,7 @@ from saccade.utils.versions import collect_versions
 SCRIPTS_FOLDER = Path(__file__).parents[3] / "benchmarks"
 MAX_CPU_GROWTH = 0.15
 CPU_KEY = "CPU s"  # how the columns of CPU seconds end; the first of a row is of Saccade's side
-_HAS_COMMON_OPTIONS = re.compile(r"from _common import .*\bparser\b")
+_HAS_COMMON_OPTIONS = re.compile(r"from _common import (?:\([^)]*|.*)\bparser\b")
 
 
 def bench(
