@@ -63,7 +63,7 @@ def make_recipe(folder: Path, run: Path, chosen: Any, mode: str, workers: int, s
         'media.folder=""',
         f"rollouts.ray={{workers: {workers}, max_episodes: {chosen.group_size}, cpus_per_worker: 0, "
         "lease_timeout: 600}",
-        "episodes.keep=1000",
+        "episodes.max_gib=1000",
         "validation.every=0",
         *MODES[mode],
     ]

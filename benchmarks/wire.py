@@ -30,7 +30,7 @@ from saccade.ledger import ImageRef, Ledger, Origin
 from saccade.models.tiny import make_tiny_model
 from saccade.testing import FakeMediaLoader
 from saccade.types import GenerationRequest, Message, SamplingParams
-from saccade.utils.async_utils import keep_collections_short, take_turn
+from saccade.utils.async_utils import keep_collections_short, yield_to_loop
 
 GROUP, PROMPT_FRAMES, TURN_FRAMES, TURNS, TOKENS = 8, 32, 4, 4, 256
 TICK = 0.01
@@ -128,7 +128,7 @@ def frame(renderer: Any, number: int) -> ImageRef:
 
 async def run_episode(engine: Vllm, renderer: Any, group: int, member: int) -> None:
     shared = [frame(renderer, group * 1000 + number) for number in range(PROMPT_FRAMES)]
-    await take_turn()  # prompts become ready one by one, as their media are decoded
+    await yield_to_loop()  # prompts become ready one by one, as their media are decoded
     message = Message(role="user", parts=(*shared, f"What happens in {group}?"))
     ledger = Ledger(segments=(renderer.render(Ledger(), (message,)),))
     for turn in range(TURNS):

@@ -47,7 +47,7 @@ def policy_loss(
     batch: saccade.Batch, logp_N: torch.Tensor, *, num_tokens: int
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the clipped policy loss of N tokens (PPO, arXiv 1707.06347), a mean over the tokens of all batches."""
-    old_N, advantage_N = torch.from_numpy(batch.rollout_logp_N), torch.from_numpy(batch.advantage_N)
+    old_N, advantage_N = torch.from_numpy(batch.engine_logp_N), torch.from_numpy(batch.advantage_N)
     ratio_N = (logp_N - old_N).exp()
     gain_N = torch.minimum(ratio_N * advantage_N, ratio_N.clamp(1 - CLIP, 1 + CLIP) * advantage_N)
     return -gain_N.sum() / num_tokens, {"tokens": torch.tensor(float(len(logp_N)))}

@@ -1,6 +1,6 @@
 """Variants of the published rows, made by rules: each with how it is learned, or the reason why it is refused.
 
-A variant's outcome is LEARNED, a `Refusal` of the rehearsal, or the key of the importer's DataError. Media are
+A variant's outcome is LEARNED, a `Refusal` of the replay, or the key of the importer's DataError. Media are
 video.mp4 (16 s), image.png and figure.png, in the folder of the rows.
 """
 

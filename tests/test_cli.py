@@ -124,7 +124,7 @@ def test_completion(monkeypatch, words, expected):
         ("rewards.tool_use.settings.mode", ["graded"]),
         ("rl.loss.settings", ["clip_high"]),
         ("rl.filters.reward_std.above", ["population std"]),
-        ("environments.image.settings.max_calls", ["calls"]),
+        ("environments.image.settings.max_calls_per_turn", ["calls"]),
     ],
 )
 def test_recipes_explain(key, words):

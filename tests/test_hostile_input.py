@@ -79,8 +79,8 @@ def test_true_is_no_number(key):
 
 
 def test_true_is_no_number_for_a_plugin():
-    recipe = load_recipe("tiny/base", ["environment.settings.max_calls=true"])
-    with raises(ConfigError, key="environment.settings.max_calls", value=True):
+    recipe = load_recipe("tiny/base", ["environment.settings.max_calls_per_turn=true"])
+    with raises(ConfigError, key="environment.settings.max_calls_per_turn", value=True):
         check_recipe(recipe)
 
 
@@ -311,7 +311,7 @@ def test_an_offset_of_subtitles_that_is_no_number_is_refused(offset):
         asyncio.run(load_subtitles(task))
 
 
-SPANS = {"needs": [[1, 2]], "cover": [0, 4], "event_seconds": 2.0}
+SPANS = {"evidence": [[1, 2]], "cover": [0, 4], "event_seconds": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -320,8 +320,8 @@ SPANS = {"needs": [[1, 2]], "cover": [0, 4], "event_seconds": 2.0}
         (SPANS, True),
         ({**SPANS, "cover": [0, 1e300]}, False),  # more slots than memory
         ({**SPANS, "event_seconds": 0}, None),
-        ({**SPANS, "needs": 7}, None),
-        ({**SPANS, "needs": [[1]]}, None),
+        ({**SPANS, "evidence": 7}, None),
+        ({**SPANS, "evidence": [[1]]}, None),
         ({**SPANS, "cover": ["a", "b"]}, None),
     ],
 )

@@ -87,7 +87,7 @@ def compute_loss_of(name, ratio, *, is_stale=False, advantage=1.0, old_ratio=1.0
         torch.tensor([advantage]),
         torch.ones(1),
         settings=load_recipe(name).rl.loss,
-        rollout_logp_N=torch.tensor([-math.log(ratio)]),
+        engine_logp_N=torch.tensor([-math.log(ratio)]),
         stale_N=torch.tensor([is_stale]),
     )
     loss.backward()

@@ -82,11 +82,11 @@ PUBLISHED = [
     ("paravt/sft", "sft.samples_per_context", 1),
     ("paravt/sft", "sft.steps", 1500),
     ("paravt/sft", "sft.save_every", 100),
-    ("paravt/sft", "sft.checkpoints.keep", [500]),  # where the published RL starts
+    ("paravt/sft", "sft.checkpoints.keep_steps", [500]),  # where the published RL starts
     ("paravt/sft", "environment.settings.frame_pixels", [784, 50176]),
     ("paravt/sft", "environment.settings.num_frames", 64),
     ("paravt/sft", "environment.settings.overview_fps", 1.0),
-    ("paravt/sft", "environment.settings.system_prompt", "row"),
+    ("paravt/sft", "environment.settings.system_prompt_source", "row"),
     ("paravt/sft", "environment.settings.final_answer_prompt", ""),  # a forced answer in evaluation alone
     ("paravt/sft", "evaluation.frame_budgets", [64]),
     ("paravt/sft", "evaluation.environment_settings.overview_fps", None),
@@ -132,7 +132,7 @@ PUBLISHED = [
     ("paravt/para_grpo", "sampling.temperature", 0.7),
     ("paravt/para_grpo", "sampling.max_tokens", 2048),
     ("paravt/para_grpo", "environment.settings.max_turns", 3),
-    ("paravt/para_grpo", "environment.settings.max_calls", 5),
+    ("paravt/para_grpo", "environment.settings.max_calls_per_turn", 5),
     ("paravt/para_grpo", "environment.settings.force_think", True),
     ("paravt/para_grpo", "environment.settings.tools.crop_video.fps", 1.0),
     ("paravt/para_grpo", "environment.settings.tools.crop_video.frame_range", [1, 16]),
@@ -194,11 +194,11 @@ PUBLISHED = [
     ("pyvision/image_rl", "validation.num_tasks", 0),  # all
     ("pyvision/image_rl", "validation.modes", ["greedy"]),
     ("pyvision/image_rl", "validation.environment_settings.max_turns", 29),  # 30 replies
-    ("pyvision/image_rl", "environment.settings.system_prompt", "row"),
+    ("pyvision/image_rl", "environment.settings.system_prompt_source", "row"),
     ("pyvision/image_rl", "environment.settings.final_answer_prompt", ""),
     ("pyvision/image_rl", "rl.max_staleness", 0),
     ("pyvision/sft", "model.base_model", "Qwen2.5-VL-7B-Instruct"),
-    ("pyvision/sft", "environment.settings.system_prompt", "row"),
+    ("pyvision/sft", "environment.settings.system_prompt_source", "row"),
     ("pyvision/video_baseline", "environment.name", "single_turn"),
     ("pyvision/video_baseline", "environment.settings.overview_fps", 1.0),
     ("pyvision/video_baseline", "evaluation.temperature", 0.01),
@@ -214,15 +214,15 @@ PUBLISHED = [
     ("pyvision/video_rl", "environment.settings.video_in_prompt", False),
     ("pyvision/video_rl", "environment.settings.max_turns", 4),
     ("pyvision/video_rl", "evaluation.environment_settings.max_turns", 30),
-    ("tiny/collapse_free", "rl.selection.oversample", 2.0),
-    ("tiny/collapse_free", "rl.selection.rank_by", "reward_std"),
-    ("tiny/collapse_free", "rl.advantage.estimator", "dr_grpo"),
-    ("tiny/collapse_free", "rl.advantage.whiten", "none"),
-    ("tiny/collapse_free", "environment.settings.max_turns", 4),
-    ("tiny/collapse_free", "rewards.tool_use.settings.mode", "accumulative"),
-    ("tiny/collapse_free", "rewards.tool_use.settings.bonus", 0.1),
-    ("tiny/collapse_free", "rewards.tool_use.settings.cap", 4),
-    ("tiny/collapse_free", "sampling.temperature", 1.0),
+    ("tiny/pyvision_crop", "rl.selection.oversample", 2.0),
+    ("tiny/pyvision_crop", "rl.selection.rank_by", "reward_std"),
+    ("tiny/pyvision_crop", "rl.advantage.estimator", "dr_grpo"),
+    ("tiny/pyvision_crop", "rl.advantage.whiten", "none"),
+    ("tiny/pyvision_crop", "environment.settings.max_turns", 4),
+    ("tiny/pyvision_crop", "rewards.tool_use.settings.mode", "accumulative"),
+    ("tiny/pyvision_crop", "rewards.tool_use.settings.bonus", 0.1),
+    ("tiny/pyvision_crop", "rewards.tool_use.settings.cap", 4),
+    ("tiny/pyvision_crop", "sampling.temperature", 1.0),
 ]
 # Recipe, key, our value, and a part of the comment beside its line, which states what was published instead.
 DEVIATIONS = [
@@ -282,7 +282,7 @@ def test_para_grpo_ablations_match_their_names(place):
     gone = dict.fromkeys(key for key in settings(base) if key.startswith("rewards.tool_use."))
     assert find_changes(base, f"{place}/ablations/anchoring_only") == {"frame_budgets": []}
     assert find_changes(base, f"{place}/ablations/no_gamma") == {"rewards.format_reward.settings.gamma": 0.0}
-    assert find_changes(base, f"{place}/ablations/sequential") == {"environment.settings.dispatch": "sequential"}
+    assert find_changes(base, f"{place}/ablations/sequential") == {"environment.settings.parallel_tool_calls": False}
     assert find_changes(base, f"{place}/ablations/no_tool_reward") == gone
     assert find_changes(f"{place}/vanilla_grpo", f"{place}/ablations/gating_only") == {"frame_budgets": FRAMES[place]}
     assert find_changes(base, f"{place}/vanilla_grpo") == {
@@ -295,7 +295,7 @@ def test_para_grpo_ablations_match_their_names(place):
 
 @pytest.mark.parametrize(
     ("base", "folder"),
-    [("tiny/collapse_free", "tiny/collapse_free"), ("pyvision/image_rl", "pyvision/ablations")],
+    [("tiny/pyvision_crop", "tiny/pyvision_crop"), ("pyvision/image_rl", "pyvision/ablations")],
 )
 def test_collapse_free_ablations_match_their_names(base, folder):
     gone = dict.fromkeys(key for key in settings(base) if key.startswith("rewards.tool_use."))

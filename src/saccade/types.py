@@ -89,9 +89,10 @@ class Task(_DigestSlot):
 
     def _compute_digest(self) -> str:
         # Only the file names enter the digest, so that a moved dataset gives the same run.
-        extras = {name: value for name, value in self.extras.items() if name != "subtitles"}
-        media = [(PurePath(file.path).name, file.kind) for file in self.media]
         # These keys are frozen: seeds derive from the digest, so renaming one would change every sampled episode.
+        frozen = {"evidence": "needs"}
+        extras = {frozen.get(name, name): value for name, value in self.extras.items() if name != "subtitles"}
+        media = [(PurePath(file.path).name, file.kind) for file in self.media]
         identity = {
             "id": self.id,
             "question": self.question,

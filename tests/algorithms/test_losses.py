@@ -109,10 +109,10 @@ def test_aggregations_by_hand():
 def test_importance_weights_are_truncated_and_always_reported():
     logp, adv, weight = tensor([-1.0, -1.0]), tensor([1.0, 1.0]), tensor([0.5, 0.5])
     engine = tensor([-1.0 - math.log(4.0), -1.0 + math.log(2.0)])  # weights 4 and 0.5
-    loss, stats = compute_policy_loss(logp, None, adv, weight, settings=LossConfig(tis_cap=2.0), rollout_logp_N=engine)
+    loss, stats = compute_policy_loss(logp, None, adv, weight, settings=LossConfig(tis_cap=2.0), engine_logp_N=engine)
     assert loss.item() == pytest.approx(-(2.0 + 0.5) / 2)
     loss_without_cap, stats_without_cap = compute_policy_loss(
-        logp, None, adv, weight, settings=LossConfig(tis_cap=None), rollout_logp_N=engine
+        logp, None, adv, weight, settings=LossConfig(tis_cap=None), engine_logp_N=engine
     )
     assert loss_without_cap.item() == pytest.approx(-1.0)
     for values in (stats, stats_without_cap):
@@ -126,7 +126,7 @@ def test_importance_weights_are_truncated_and_always_reported():
 def test_importance_weight_compares_the_old_policy_with_the_engine():
     old, engine = tensor([-1.0]), tensor([-1.0 - math.log(1.5)])
     logp = tensor([-1.0 + math.log(1.1)]).requires_grad_()
-    loss, _ = compute_policy_loss(logp, old, tensor([1.0]), tensor([1.0]), settings=LossConfig(), rollout_logp_N=engine)
+    loss, _ = compute_policy_loss(logp, old, tensor([1.0]), tensor([1.0]), settings=LossConfig(), engine_logp_N=engine)
     loss.backward()
     assert (loss.item(), logp.grad.item()) == pytest.approx((-1.65, -1.65))
 
@@ -139,7 +139,7 @@ def test_stale_tokens_have_their_own_cap():
 
     def loss(**settings):
         return compute_policy_loss(
-            logp, None, adv, weight, settings=LossConfig(**settings), rollout_logp_N=engine, stale_N=stale
+            logp, None, adv, weight, settings=LossConfig(**settings), engine_logp_N=engine, stale_N=stale
         )
 
     both, stats = loss()
@@ -159,7 +159,7 @@ def test_tokens_above_a_cap_can_be_dropped():
 
     def compute(**settings):
         loss, stats = compute_policy_loss(
-            logp, None, tensor([1.0] * 4), weight, settings=LossConfig(**settings), rollout_logp_N=engine, stale_N=stale
+            logp, None, tensor([1.0] * 4), weight, settings=LossConfig(**settings), engine_logp_N=engine, stale_N=stale
         )
         [gradient] = torch.autograd.grad(loss, logp)
         return loss.item(), gradient.tolist(), stats["frac_tis_truncated"].item()
@@ -176,7 +176,7 @@ def test_tokens_above_a_cap_can_be_dropped():
 
 def test_a_dropped_token_keeps_its_kl_term():
     logp, engine, ref = tensor([-1.0]), tensor([-3.0]), tensor([-1.5])
-    chosen = {"settings": LossConfig(above_tis_cap="drop"), "rollout_logp_N": engine, "ref_logp_N": ref}
+    chosen = {"settings": LossConfig(above_tis_cap="drop"), "engine_logp_N": engine, "ref_logp_N": ref}
     loss, _ = compute_policy_loss(logp, None, tensor([1.0]), tensor([1.0]), kl_coef=0.1, **chosen)
     assert loss.item() == pytest.approx(0.1 * (math.exp(-0.5) + 0.5 - 1))
 
@@ -205,7 +205,7 @@ def test_with_the_engine_as_old_policy_only_the_ratio_holds_the_difference():
     logp, engine = tensor([-1.0]).requires_grad_(), tensor([-1.5])
     chosen = LossConfig(old_logprobs="engine", tis_cap=None, stale_tis_cap=None)
     loss, stats = compute_policy_loss(
-        logp, tensor([-1.0]), tensor([1.0]), tensor([1.0]), settings=chosen, rollout_logp_N=engine
+        logp, tensor([-1.0]), tensor([1.0]), tensor([1.0]), settings=chosen, engine_logp_N=engine
     )
     assert loss.item() == pytest.approx(-1.2)
     assert stats["ratio_mean"].item() == stats["tis_weight_mean"].item() == pytest.approx(math.exp(0.5))
@@ -298,7 +298,7 @@ def test_sequence_losses_of_two_micro_batches_add_up(lengths, seed, cut):
             adv[mask],
             weight[mask],
             settings=make_settings(name="gspo", clip_low=0.2, clip_high=0.2),
-            rollout_logp_N=engine[mask],
+            engine_logp_N=engine[mask],
             seq_N=seq[mask],
         )[0]
 
@@ -351,7 +351,7 @@ def test_micro_batches_add_up_for_any_cut(count, cuts, aggregation, seed):
             adv[start:stop],
             weight[start:stop],
             settings=chosen,
-            rollout_logp_N=engine[start:stop],
+            engine_logp_N=engine[start:stop],
             ref_logp_N=ref[start:stop],
             kl_coef=0.1,
         )

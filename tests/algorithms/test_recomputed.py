@@ -109,7 +109,7 @@ def compute_micro_batch(data, loss, kl, indices):
         number["adv"],
         weight_N[indices],
         settings=loss,
-        rollout_logp_N=number["engine"],
+        engine_logp_N=number["engine"],
         stale_N=column["stale"],
         seq_N=column["seq"],
         ref_logp_N=number["ref"],

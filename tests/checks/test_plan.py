@@ -19,11 +19,11 @@ from saccade.checks.estimates import (
     estimate_environment,
     estimate_episode,
     estimate_memory,
+    estimate_micro_steps,
     estimate_rl_training,
     estimate_rollouts,
     estimate_sft_training,
     estimate_tokens,
-    estimate_waves,
     resolve_model_sizes,
 )
 from saccade.checks.plan import build_plan, format_bytes
@@ -244,16 +244,16 @@ def test_tree_sizes_match_packing(prompt, branch, count, row):
 
 
 @pytest.mark.parametrize(
-    ("rows", "micro_batch_size", "num_mini_batches", "num_ranks", "num_waves", "busy", "longest"),
+    ("rows", "micro_batch_size", "num_mini_batches", "num_ranks", "num_micro_steps", "busy", "longest"),
     [
         ((8, 8, 8, 8), 1, 1, 2, 2, 32, 16),
-        ((8, 4, 4), 1, 1, 2, 2, 16, 12),  # the second wave has one micro-batch
+        ((8, 4, 4), 1, 1, 2, 2, 16, 12),  # the second micro-step has one micro-batch
         ((8, 4, 4), 1, 1, 16, 1, 16, 8),  # and thirteen ranks have none
         ((8, 7, 6, 5, 4), 2, 1, 2, 2, 8 + 7 + 6 + 2 * 5, 10 + 7),  # 1 + 1 + 1 + 2 rows, padded to the longer
-        ((8, 7, 6, 5), 1, 2, 4, 2, 26, 8 + 7),  # a wave for each of two mini-batches
+        ((8, 7, 6, 5), 1, 2, 4, 2, 26, 8 + 7),  # a micro-step for each of two mini-batches
     ],
 )
-def test_waves_of_a_step(rows, micro_batch_size, num_mini_batches, num_ranks, num_waves, busy, longest):
+def test_micro_steps_of_a_step(rows, micro_batch_size, num_mini_batches, num_ranks, num_micro_steps, busy, longest):
     training = TrainingCost(
         unpacked_tokens=99,
         visual_tokens=9,
@@ -261,8 +261,8 @@ def test_waves_of_a_step(rows, micro_batch_size, num_mini_batches, num_ranks, nu
         micro_batch_size=min(micro_batch_size, len(rows)),
         num_mini_batches=num_mini_batches,
     )
-    waves, idle_share = estimate_waves(training, num_ranks)
-    assert waves == num_waves
+    micro_steps, idle_share = estimate_micro_steps(training, num_ranks)
+    assert micro_steps == num_micro_steps
     assert idle_share == pytest.approx(1 - busy / (num_ranks * longest))
 
 
@@ -272,12 +272,12 @@ def test_nodes_have_copies_of_the_weights_and_share_the_micro_batches():
     one, four = (estimate_memory(recipe, sizes, recipe.rl.optim, training, gpus=8, nodes=nodes) for nodes in (1, 4))
     assert one == four
     alone = estimate_memory(recipe, sizes, recipe.rl.optim, training, nodes=2)
-    assert alone.master_weights == 0  # weights are stored in float32, as in every divided training
-    counts = [estimate_waves(training, 8 * nodes)[0] for nodes in (1, 2, 4, 128)]
+    assert alone.master_weights == 0  # weights are stored in float32, as in every sharded training
+    counts = [estimate_micro_steps(training, 8 * nodes)[0] for nodes in (1, 2, 4, 128)]
     assert counts == [math.ceil(training.num_rows / (8 * nodes)) for nodes in (1, 2, 4, 128)]
 
 
-def test_waves_in_the_docs_are_todays():
+def test_micro_steps_in_the_docs_are_todays():
     header, _, *rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in (Path(__file__).parents[2] / "docs/scaling.md").read_text().split("\n## ")[1].splitlines()
@@ -292,8 +292,8 @@ def test_waves_in_the_docs_are_todays():
         training = estimate(recipe, episode_size)
         assert int(num_rows) == training.num_rows
         for num_ranks, cell in zip(header[2:], cells, strict=True):
-            num_waves, idle_share = estimate_waves(training, int(num_ranks.replace(",", "")))
-            assert cell == f"{num_waves} ({idle_share:.0%})", (name, num_ranks)
+            num_micro_steps, idle_share = estimate_micro_steps(training, int(num_ranks.replace(",", "")))
+            assert cell == f"{num_micro_steps} ({idle_share:.0%})", (name, num_ranks)
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def needs(name, *overrides, gpus=1):
 def test_memory_of_8b():
     P = 8_767_123_696
     found = needs("paravt/para_grpo", "model.trained_weights=all", gpus=8)
-    # Divided: float32 weights, gradients and two moments; gathered in bfloat16: the root unit and two of 36 layers of
+    # Sharded: float32 weights, gradients and two moments; gathered in bfloat16: the root unit and two of 36 layers of
     # 192,946,432 parameters, and the gradients of the root unit and of one layer.
     layer = 192_946_432
     root = P - 36 * layer
@@ -422,7 +422,7 @@ def test_activations_match_a_real_forward_pass(tmp_path, family, checkpointing):
 
 def test_resolved_settings_are_defaults_and_given_values():
     found = resolve_settings("environments", load_recipe("tiny/base").environment)
-    assert (found["max_turns"], found["dispatch"], found["max_tool_result_tokens"]) == (2, "parallel", 64)
+    assert (found["max_turns"], found["parallel_tool_calls"], found["max_tool_result_tokens"]) == (2, True, 64)
 
 
 def test_format_bytes():

@@ -59,7 +59,7 @@ WORKLOAD = Workload(
     num_updates=1,
     weight_bytes=10**9,
 )
-CLUSTER = Cluster(wave_tokens=20_000, wave_idle=0.0, servers=2, workers=2)
+CLUSTER = Cluster(micro_step_tokens=20_000, micro_step_idle=0.0, servers=2, workers=2)
 MODES = {
     "in turns": {},
     "barrier": {"max_staleness": 2},

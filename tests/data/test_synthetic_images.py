@@ -78,10 +78,10 @@ def test_rows_of_a_video_dataset_are_pinned(tmp_path):
     """Rows and settings are compared byte for byte; the bytes of clips depend on the encoder's version."""
     generate_dataset(tmp_path / "w", SyntheticConfig(train=4, validation=2, test=2, distractors=1), seed=5)
     expected = {
-        "train/tasks.jsonl": "e671adf7f3535fa573d704e2f9e674165d6d7f4c46c684b217cdb0e280aabdc3",
-        "train/demonstrations.jsonl": "e572ea0833d30b2e5826ec098034095e57418868e9a632c1f9a5259f28901ce8",
-        "validation/tasks.jsonl": "d48dbde78bf3d9f5cc199f3dc9f708db63639cdc5aa898ab17e1b077ff080257",
-        "test/tasks.jsonl": "efc5f6434b955a4989b1be6b1d04275006618add79519f67caf58e98ab0c5d13",
+        "train/tasks.jsonl": "29ef633b7467d8a9154407ca7b34fae1db2e4955cc7734ab3866b555b1f3821d",
+        "train/demonstrations.jsonl": "e01c3a381133de8a170293034fdd55f157eafc4b84f94a1ac03190fa7c09d1fd",
+        "validation/tasks.jsonl": "43193731154398bdb06974869ef6d80a6375525aff53f92dd94b51f364047896",
+        "test/tasks.jsonl": "90dbadaf1babb55dfe2f08a84e55929f0c94ac931e1bcc94e2075c488a00693e",
     }
     for name, digest in expected.items():
         assert hashlib.sha256((tmp_path / "w" / name).read_bytes()).hexdigest() == digest, name

@@ -68,7 +68,7 @@ def test_labels_are_exact(dataset):
     tasks = load_tasks(folder / "test" / "tasks.jsonl")
     assert max(Counter(task.extras["place"] for task in tasks).values()) <= 2 or config.tasks == "cost"
     for task in tasks:
-        (*_, need) = task.extras["needs"]
+        (*_, need) = task.extras["evidence"]
         if config.media == "image":
             crop = image.read_image(task.media[0].path).crop(tuple(map(int, need)))
             assert np.asarray(crop.convert("L")).min() < 60 < 200 < np.asarray(crop.convert("L")).max()
@@ -260,7 +260,9 @@ def test_recipes_have_the_limits_of_their_baselines(name):
     recipe = load_recipe(f"tiny/{name}")
     needles, environment = recipe.synthetic.needles, recipe.environment.settings
     assert environment["max_turns"] == needles.turns
-    calls = 1 if recipe.environment.name == "python" else environment["max_calls"]  # code may show several crops
+    calls = (
+        1 if recipe.environment.name == "python" else environment["max_calls_per_turn"]
+    )  # code may show several crops
     assert calls == needles.calls_per_turn or recipe.environment.name == "python"
     if recipe.synthetic.tasks == "cost":
         assert recipe.rewards["tool_call_penalty"].settings["penalty"] == needles.tool_call_penalty

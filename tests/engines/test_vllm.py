@@ -518,7 +518,7 @@ def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server,
             pack_length=4096,
             micro_batch_size=1,
         )
-        assert batch.rollout_logp_N.tolist() == pytest.approx(reply.logprobs, rel=1e-6)
+        assert batch.engine_logp_N.tolist() == pytest.approx(reply.logprobs, rel=1e-6)
         assert tuple(batch.version_N.tolist()) == reply.token_versions
         for version, state in states.items():
             backbone.model.load_state_dict(state)

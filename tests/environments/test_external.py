@@ -317,7 +317,7 @@ def test_the_overview_is_the_protocols_own_by_default(renderer, video_task, mode
 
 
 def test_limits_and_tools_may_be_given(renderer, video_task):
-    settings = {"max_turns": 1, "max_calls": 1, "tools": {"show_frames": {"max_frames": 2}}}
+    settings = {"max_turns": 1, "max_calls_per_turn": 1, "tools": {"show_frames": {"max_frames": 2}}}
     episode = run(renderer, video_task, "agentic_general", CALL + CALL, CALL, **settings)
     assert episode.status is EpisodeStatus.MAX_TURNS
     assert times(episode) == pytest.approx([21, 23])
@@ -341,7 +341,7 @@ def test_a_mode_keeps_the_contract_of_agents(renderer, mode):
 
 def test_a_protocol_of_your_own_with_a_reader_of_your_own(renderer, video_task, tmp_path):
     (tmp_path / "mine.yaml").write_text(
-        "tool_format: ./shout.py\nsystem: LOOK\nquestion: '{question} in {video}, {clock}'\n"
+        "tool_format: ./shout.py\nsystem_prompt: LOOK\nquestion: '{question} in {video}, {clock}'\n"
         "timestamp_format: '[{number}]'\n"
         "tool_result_role: user\nresult_template: 'SEEN {result}!'\n"
         "tools: {show_frames: {max_frames: 2}}\nmax_turns: 1\n"
@@ -375,7 +375,7 @@ def test_a_protocol_of_your_own_with_a_reader_of_your_own(renderer, video_task, 
         ("tools: {peek: {}}\n", "environment.settings.tools", "peek"),
         ("tools: {show_frames: {most: 2}}\n", "show_frames.most", 2),
         ("- system\n", None, ["system"]),
-        ("system: [\n", None, ANY),
+        ("system_prompt: [\n", None, ANY),
     ],
 )
 def test_an_invalid_prompt_file_is_rejected_when_settings_are_resolved(text, key, value, tmp_path):

@@ -129,14 +129,14 @@ def test_results_do_not_depend_on_the_order_of_completion(renderer):
 
 def test_too_many_calls_are_answered_not_dropped(renderer):
     engine = script(renderer, "</think>" + "".join(call(8 * n) for n in range(7)), ANSWER)
-    results = run(renderer, engine, max_calls=5).turns[0].results
+    results = run(renderer, engine, max_calls_per_turn=5).turns[0].results
     assert [result.ok for result in results] == [True] * 5 + [False] * 2
     assert all("5" in result.error.split() for result in results[5:])
 
 
 def test_a_malformed_call_voids_nothing(renderer):
     reply = f"</think><tool_call>{{oops</tool_call>{call(0)}<tool_call>{call(8)}{call(9, name='zoom')}{call(9, 3)}"
-    episode = run(renderer, script(renderer, reply, ANSWER), max_calls=2)
+    episode = run(renderer, script(renderer, reply, ANSWER), max_calls_per_turn=2)
     (turn, *_), errors = episode.turns, [result.error for result in episode.turns[0].results]
     assert [error is None for error in errors] == [False, True, False, True, False, False]
     # The parser rejects the unreadable and the unclosed call, the environment the last two.
@@ -157,7 +157,7 @@ def test_the_python_style_runs_too(renderer):
 
 def test_sequential_dispatch_serves_one_call_per_turn(renderer):
     engine = script(renderer, f"</think>{call(0)}{call(8)}", f"</think>{call(8)}", ANSWER)
-    episode = run(renderer, engine, dispatch="sequential")
+    episode = run(renderer, engine, parallel_tool_calls=False)
     first, second, _ = episode.turns
     assert [result.ok for result in first.results] == [True, False]
     assert "1" in first.results[1].error.split()
@@ -409,14 +409,16 @@ def test_single_turn(renderer, force_think, prefill):
 
 
 def test_an_empty_system_text_is_left_out(renderer):
-    plain = functools.partial(ParallelCrop, system="", show_tool_schemas=False)
+    plain = functools.partial(ParallelCrop, system_prompt="", show_tool_schemas=False)
     episode = run(renderer, script(renderer, ANSWER), environment=plain, frame_budget=4)
     assert text(renderer, episode.ledger.segments[0]).startswith("<|im_start|>user\n<8.0 seconds>")
 
 
 def test_a_window_too_large_for_the_context_is_an_error_to_read(renderer):
     wide = {"crop_video": {"frame_range": (200, 200)}}
-    small = functools.partial(ParallelCrop, system="", show_tool_schemas=False, tools=wide, max_context_tokens=800)
+    small = functools.partial(
+        ParallelCrop, system_prompt="", show_tool_schemas=False, tools=wide, max_context_tokens=800
+    )
     episode = run(renderer, script(renderer, f"</think>{call(0, 16)}", ANSWER), environment=small, frame_budget=1)
     assert "800" in episode.results[0].error
     assert episode.status is EpisodeStatus.ANSWERED

@@ -94,18 +94,18 @@ def test_a_template_without_the_question_is_refused():
 
 @pytest.mark.parametrize("environment", ["single_turn", "parallel_crop", "python"])
 def test_a_rows_system_turn_replaces_the_environments(renderer, files, environment):
-    settings = {"environment": environment, "question_template": "In {file}: {question}", "system": "Ours."}
+    settings = {"environment": environment, "question_template": "In {file}: {question}", "system_prompt": "Ours."}
     settings |= PIXELS
     task = build_task(files, "wide.png", system="Theirs. <tools>\n{}\n</tools>")
     shown = decode(renderer, run(renderer, task, **settings))
     assert ("Ours." in shown, "Theirs." in shown, "In wide.png" in shown) == (True, False, True)
-    shown = decode(renderer, run(renderer, task, **settings, system_prompt="row"))
+    shown = decode(renderer, run(renderer, task, **settings, system_prompt_source="row"))
     assert ("Ours." in shown, "Theirs." in shown, "In wide.png" in shown) == (False, True, False)
     assert shown.count("<tools>") == 1
     no_system = replace(task, extras={"system": ""})
-    shown = decode(renderer, run(renderer, no_system, **settings, system_prompt="row"))
+    shown = decode(renderer, run(renderer, no_system, **settings, system_prompt_source="row"))
     assert ("Ours." in shown, "In wide.png" in shown) == (False, False)
-    shown = decode(renderer, run(renderer, replace(task, extras={}), **settings, system_prompt="row"))
+    shown = decode(renderer, run(renderer, replace(task, extras={}), **settings, system_prompt_source="row"))
     assert ("Ours." in shown, "In wide.png" in shown) == (True, True)
 
 

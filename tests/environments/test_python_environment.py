@@ -151,7 +151,7 @@ def test_pictures_of_other_tools_count_and_are_variables(renderer, files, togeth
     both = [block("pass"), *([zoom + lime] if together else [zoom, lime])]
     ask = block("print(image_clue_1.getpixel((5, 5)), image_clue_2.getpixel((5, 5)), image_clue_2.size)")
     tools = {"python": PYTHON, "zoom_image": {"image_pixels": (256, 1024)}}
-    episode = run(renderer, task(files, "halves.png"), *both, ask, ANSWER, tools=tools, max_calls=2)
+    episode = run(renderer, task(files, "halves.png"), *both, ask, ANSWER, tools=tools, max_calls_per_turn=2)
     seen = "".join(decode_tool_result(renderer, episode, turn) for turn in range(len(episode.turns) - 1))
     assert seen.index("<image_clue_1>") < seen.index("<image_clue_2>")
     assert episode.results[-1].text == "(255, 0, 0) (0, 255, 0) (90, 70)"
@@ -217,7 +217,7 @@ def test_one_block_is_run_per_turn_unless_more_are_allowed(renderer, files):
     first, second = run(renderer, task(files, "blue.png"), two, ANSWER).results
     assert (first.text, second.was_executed) == ("1", False)
     assert "1" in second.error.split()
-    results = run(renderer, task(files, "blue.png"), two, ANSWER, max_calls=2).results
+    results = run(renderer, task(files, "blue.png"), two, ANSWER, max_calls_per_turn=2).results
     assert [result.text for result in results] == ["1", "2"]
 
 

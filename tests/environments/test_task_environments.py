@@ -28,7 +28,7 @@ from saccade.utils.jsonl import read_jsonl, to_jsonable, write_jsonl
 
 TASK = Task(id="t", question="?", media=(Media(path="a.mp4"),), answer_type=AnswerType.OPEN, ground_truth="red")
 IMAGE = replace(TASK, id="i", media=(Media(path="a.png", kind=MediaKind.IMAGE),), environment="image")
-IMAGES = "environments={image: {name: single_turn, settings: {max_context_tokens: 3000, system: Look.}}}"
+IMAGES = "environments={image: {name: single_turn, settings: {max_context_tokens: 3000, system_prompt: Look.}}}"
 
 
 def test_a_task_selects_its_environment():

@@ -113,7 +113,7 @@ written = st.builds(call, shares, shares, shares, shares, st.integers(0, 2))
 def test_whatever_is_called_the_ledger_agrees_with_the_pictures(renderer, files, turns):
     """Compact ids hold a placeholder per picture, expanded ones one per visual token, both in the order of results."""
     replies = [f"Hm.</think>{''.join(calls)}" for calls in turns]
-    episode, engine = run(renderer, task(files, "a.png", "b.png"), *replies, ANSWER, max_calls=4)
+    episode, engine = run(renderer, task(files, "a.png", "b.png"), *replies, ANSWER, max_calls_per_turn=4)
     ledger, pad = episode.ledger, renderer.forbidden_ids[0]
     assert (episode.status, len(episode.turns)) == (EpisodeStatus.ANSWERED, len(turns) + 1)
     shown = [picture for result in episode.results for picture in result.images]
@@ -142,7 +142,7 @@ def test_whatever_is_called_the_ledger_agrees_with_the_pictures(renderer, files,
 
 
 def test_results_that_exceed_the_context_end_the_episode_between_images(renderer, files):
-    small = {"show_tool_schemas": False, "system": "", "max_context_tokens": 330}
+    small = {"show_tool_schemas": False, "system_prompt": "", "max_context_tokens": 330}
     episode, _ = run(renderer, task(files, "a.png"), f"</think>{call(0, 0, 1, 1) * 5}", ANSWER, **small)
     assert episode.status is EpisodeStatus.CONTEXT_FULL
     assert len(episode.ledger.images()) == 1
@@ -227,7 +227,7 @@ def test_a_model_sees_what_it_zoomed_into(folder, files, tmp_path):
     """Real weights: other pixels in the box change what is sampled after it; pixels that no box shows don't."""
     recipe = load_recipe("tiny/base", ["model.num_threads=1", "sampling.max_tokens=100", f"model.path={folder}"])
     stage = TrainingComponents.from_recipe(recipe)
-    agent = partial(ParallelCrop, tools=TOOLS, show_tool_schemas=False, system="", **SIZES)
+    agent = partial(ParallelCrop, tools=TOOLS, show_tool_schemas=False, system_prompt="", **SIZES)
 
     class Calling:
         """Writes the call, then lets the model go on."""

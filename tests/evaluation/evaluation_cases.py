@@ -28,7 +28,7 @@ def task(name, *, question="at", kind=AnswerType.OPEN, ground_truth="red", secon
         "target": None,
         "second": second,
         "events": EVENTS,
-        "needs": [[4.0, 6.0]],
+        "evidence": [[4.0, 6.0]],
         "cover": [0.0, 0.0],
         "seconds": 64.0,
         "event_seconds": 2.0,

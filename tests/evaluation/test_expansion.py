@@ -188,6 +188,6 @@ def test_weights_file_is_not_replaced_by_a_smaller_limit(tmp_path):
     small.write_unless_covered(results)
     assert read_stratified_weights(results) == small
     for text in ("{", "[]", '{"full_set_size": 3}'):
-        (tmp_path / "test.weights.json").write_text(text)
-        with raises(DataError, key=str(tmp_path / "test.weights.json")):
+        (tmp_path / "test.sampling_weights.json").write_text(text)
+        with raises(DataError, key=str(tmp_path / "test.sampling_weights.json")):
             read_stratified_weights(results)

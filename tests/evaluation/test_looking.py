@@ -45,7 +45,7 @@ def test_windows():
     looking = compute_looking(episode)
     assert [(look.turn, look.is_hit) for look in looking.looks] == [(0, False), (0, False), (1, True), (1, False)]
     assert looking.first_hit_turn == 2
-    assert looking.needs_seen == 1.0
+    assert looking.evidence_recall == 1.0
     assert looking.coverage == pytest.approx((15 + 5 + 3) / 64)
     assert looking.overlap == pytest.approx(1 - (15 + 8) / (20 + 8))
 
@@ -54,11 +54,16 @@ def test_calls_that_were_not_run_or_have_no_window_are_left_out():
     refused = (ToolResult(error="no"), DONE)
     looking = compute_looking(make_episode(make_turn(window(4, 6), {"question": "?"}, results=refused)).episode)
     assert looking.looks == ()
-    assert (looking.first_hit_turn, looking.needs_seen, looking.coverage, looking.overlap) == (None, 0.0, 0.0, None)
+    assert (looking.first_hit_turn, looking.evidence_recall, looking.coverage, looking.overlap) == (
+        None,
+        0.0,
+        0.0,
+        None,
+    )
 
 
 def test_boxes_of_crops_and_of_code():
-    extras = {"needs": [[32, 96, 64, 128]], "width": 320, "height": 320}
+    extras = {"evidence": [[32, 96, 64, 128]], "width": 320, "height": 320}
     crop = ImageRef(path="p", digest="d", time=None, width=16, height=16, box=(0, 80, 40, 100))
     shown = make_turn({"left": 0.0}, results=(ToolResult(images=(crop,), was_executed=True),))
     code = "for l, t, r, b in [(0.1, 0.3, 0.2, 0.4), (0.6, 0.3, 0.7, 0.4)]:\n    pass"
@@ -74,9 +79,9 @@ def test_code_without_a_literal_box(code):
     assert list(find_boxes_in_code(code, task("a"))) == []
 
 
-@pytest.mark.parametrize("needs", [None, [], "x", [[1]], [[3, 2]], [[0, 1], [0, 0, 1, 1]], [[0, float("nan")]]])
-def test_tasks_without_valid_needs_have_no_metrics(needs):
-    scored = make_episode(make_turn(window(4, 6)), extras={"needs": needs})
+@pytest.mark.parametrize("evidence", [None, [], "x", [[1]], [[3, 2]], [[0, 1], [0, 0, 1, 1]], [[0, float("nan")]]])
+def test_tasks_without_valid_evidence_have_no_metrics(evidence):
+    scored = make_episode(make_turn(window(4, 6)), extras={"evidence": evidence})
     assert compute_looking(scored.episode) is None
     assert compute_looking_metrics([scored], [1.0]) == {}
 
@@ -90,9 +95,9 @@ def test_metrics_over_episodes():
     metrics = compute_looking_metrics(scored, [1.0, 0.0])
     assert metrics == {
         "looking/hit_rate": pytest.approx(1 / 3),
-        "looking/found": 0.5,
+        "looking/hit_fraction": 0.5,
         "looking/first_hit_turn": 1.0,
-        "looking/needs_seen": 0.5,
+        "looking/evidence_recall": 0.5,
         "looking/coverage": pytest.approx((16 + 10) / 64 / 2),
         "looking/overlap": 0.0,
         "looking/net_accuracy": pytest.approx((0.8 - 0.1) / 2),

@@ -121,8 +121,8 @@ def test_step_metrics():
     assert metrics["accuracy/open"] == metrics["accuracy/question_type/at"] == metrics["accuracy/K=4"] == 0.5
     assert metrics["accuracy/number"] == metrics["accuracy/K=8"] == 1.0
     assert (metrics["calls/K=4"], metrics["calls/K=8"]) == (1.0, 1.5)
-    assert metrics["call_gain/K=4"] == 1.0
-    assert "call_gain/K=8" not in metrics  # every episode has a call
+    assert metrics["call_reward_diff/K=4"] == 1.0
+    assert "call_reward_diff/K=8" not in metrics  # every episode has a call
     assert (metrics["calls"], metrics["calls/executed"], metrics["calls/succeeded"]) == (1.25, 1.0, 1.0)
     assert (metrics["frac_with_tool_call"], metrics["solve_rate"], metrics["solved/all"], metrics["solved/none"]) == (
         0.75,

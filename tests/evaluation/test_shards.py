@@ -9,7 +9,7 @@ from error_cases import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_evaluate import TASKS, CountingEngine, bare, run
-from test_portions import STRATA, build_tasks
+from test_subset import STRATA, build_tasks
 
 from saccade.errors import ConfigError, DataError, RunError
 from saccade.evaluation.benchmarks.base import group_by_extra

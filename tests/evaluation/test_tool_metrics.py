@@ -46,9 +46,9 @@ def test_statistics_per_tool():
         "errors": 1 / 5,
         "duplicates": 1 / 5,
         "seconds": pytest.approx((3 * 2 + 1 + 4) / 5),
-        "gain": pytest.approx(0.8 - 0.3),
+        "reward_diff": pytest.approx(0.8 - 0.3),
     }
-    assert metrics["tool/python/gain"] == pytest.approx(0.7 - 0.4)
+    assert metrics["tool/python/reward_diff"] == pytest.approx(0.7 - 0.4)
     assert not any(key.startswith("source/") for key in metrics)
 
 
@@ -79,8 +79,13 @@ def test_statistics_per_source():
     ]
     metrics = compute_tool_metrics(scored)
     assert metrics["source/chart/calls"] == 1.0
-    assert metrics["source/chart/episodes"] == metrics["source/chart/duplicates"] == metrics["source/chart/gain"] == 0.5
-    assert "source/vstar/gain" not in metrics  # every episode called
+    assert (
+        metrics["source/chart/episodes"]
+        == metrics["source/chart/duplicates"]
+        == metrics["source/chart/reward_diff"]
+        == 0.5
+    )
+    assert "source/vstar/reward_diff" not in metrics  # every episode called
     step = compute_step_metrics([Group(task=scored[0].episode.task, episodes=tuple(scored))])
     assert step["source/chart/accuracy"] == 1.0
     assert metrics.items() <= step.items()

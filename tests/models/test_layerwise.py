@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import divided
 import pytest
+import sharded_models
 import torch
 from safetensors.torch import load_file
 
@@ -94,23 +94,23 @@ def test_layers_are_iterated_once_and_in_order(folder):
 
 @pytest.fixture(scope="module")
 def written_by_two_ranks(tmp_path_factory):
-    """The folder of the models of `divided.CASES`, and both ranks' reports by case."""
-    folder = tmp_path_factory.mktemp("divided")
-    for name in divided.CASES:
+    """The folder of the models of `sharded_models.CASES`, and both ranks' reports by case."""
+    folder = tmp_path_factory.mktemp("sharded")
+    for name in sharded_models.CASES:
         make_tiny_model(str(folder / name / "model"), seed=3, tie_word_embeddings=name != "untied")
         (folder / name / "out").mkdir()
-    return folder, dict(zip(divided.CASES, zip(*run_two_ranks(folder), strict=True), strict=True))
+    return folder, dict(zip(sharded_models.CASES, zip(*run_two_ranks(folder), strict=True), strict=True))
 
 
-@pytest.mark.parametrize("name", divided.CASES)
+@pytest.mark.parametrize("name", sharded_models.CASES)
 def test_two_ranks_write_what_one_process_writes(written_by_two_ranks, tmp_path, name):
     """And hold a layer and a file at most, where all weights would be many times as much."""
     folder, reports = written_by_two_ranks
-    model = divided.load_model(str(folder / name / "model"), divided.CASES[name])
+    model = sharded_models.load_model(str(folder / name / "model"), sharded_models.CASES[name])
     checkpoint_io.write_weights(model, tmp_path, shard_bytes=10**9)
     alone = load_file(tmp_path / "model.safetensors")
     written = read_weights(folder / name / "out")
-    if divided.CASES[name]:  # rounding of a partial product depends on its size
+    if sharded_models.CASES[name]:  # rounding of a partial product depends on its size
         assert written.keys() == alone.keys()
         assert all(torch.allclose(value, alone[name], atol=1e-5) for name, value in written.items())
     else:
@@ -119,8 +119,8 @@ def test_two_ranks_write_what_one_process_writes(written_by_two_ranks, tmp_path,
     assert [report["copied"] for report in reports[name]] == [len(alone), 0]
     for report in reports[name]:
         assert report["now"] == 0
-        layer = report["largest"] * (2 if divided.CASES[name] else 1)  # the adapters' product, too
-        assert report["max"] <= layer + divided.SHARD_BYTES
+        layer = report["largest"] * (2 if sharded_models.CASES[name] else 1)  # the adapters' product, too
+        assert report["max"] <= layer + sharded_models.SHARD_BYTES
         assert report["max"] < report["all"] / 2
 
 
@@ -129,7 +129,7 @@ def run_two_ranks(folder):
     source = str(Path(checkpoint_io.__file__).parents[2])
     running = [
         subprocess.Popen(
-            [sys.executable, divided.__file__, str(rank), str(folder / "store"), str(folder)],
+            [sys.executable, sharded_models.__file__, str(rank), str(folder / "store"), str(folder)],
             env={**os.environ, "PYTHONPATH": source},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -116,7 +116,7 @@ def test_remaining_time_uses_the_pace_since_the_first_update(monkeypatch):
     ]
 
 
-def test_remaining_time_counts_the_first_wave(monkeypatch):
+def test_remaining_time_counts_the_first_requests(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("saccade.reporting.console.time.monotonic", lambda: now[0])
     screen = console(terminal=False)

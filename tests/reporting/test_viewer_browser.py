@@ -214,7 +214,7 @@ def test_tokens_and_reasons_of_an_episode(browser):
     assert "answer 'red' is episode 1" in browser.wait_for(".score .reason").text
     browser.wait_for(".tokens summary").click()
     browser.wait_for(".token")
-    for mode in ("logprob", "entropy", "advantage", "gap"):
+    for mode in ("logprob", "entropy", "advantage", "logprob_diff"):
         browser.run(
             "const s = document.querySelector('.tokens select'); s.value = arguments[0];"
             "s.dispatchEvent(new Event('change'))",
@@ -223,7 +223,7 @@ def test_tokens_and_reasons_of_an_episode(browser):
         assert browser.find_all(".token.warm, .token.cool"), mode
     browser.run("document.querySelector('.token').focus()")
     status = browser.wait_for(".token-status").text
-    for name in ("logprob", "entropy", "engine–trainer gap", "advantage", "weight version 3"):
+    for name in ("logprob", "entropy", "engine–trainer logprob difference", "advantage", "weight version 3"):
         assert name in status
     if AXE is not None:
         browser.run(AXE.read_text())

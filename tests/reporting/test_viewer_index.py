@@ -164,8 +164,8 @@ def test_the_time_line_has_the_spans_that_a_generated_task_needs(dataset_folder)
     assert tasks
     for task in tasks:
         timeline = build_timeline(replace(episode, task=task))
-        needs = [(need["start"], need["end"]) for need in timeline["needs"]]
-        assert needs == [tuple(need) for need in task.extras["needs"]] != []
+        evidence = [(region["start"], region["end"]) for region in timeline["evidence"]]
+        assert evidence == [tuple(region) for region in task.extras["evidence"]] != []
         assert len(timeline["events"]) == len(task.extras["events"])
 
 
@@ -175,7 +175,7 @@ def test_a_generated_picture_shows_the_boxes_that_its_task_needs(tmp_path):
     task = load_tasks(tmp_path / "images" / "train" / "tasks.jsonl")[0]
     episode = replace(example().episode, task=task, turns=())
     view = Describer(StoredEpisode(episode=episode, score=None, outcome="ungraded")).describe()
-    assert view["needed_boxes"] == [list(map(float, need)) for need in task.extras["needs"]] != []
+    assert view["evidence_boxes"] == [list(map(float, region)) for region in task.extras["evidence"]] != []
 
 
 def test_kept_results_are_bounded_and_follow_their_files():

@@ -134,12 +134,14 @@ def test_tokens_have_the_values_that_the_trainer_computed(get):
     start = sum(part["tokens"] for part in data["conversations"][0]["segments"][:2])  # prompt and prefill
     piece = sampled[0]["pieces"][2]
     assert piece["entropy"] == pytest.approx((start + 2) / 2, rel=1e-3)
-    assert piece["gap"] == pytest.approx((start + 2) / 1000, rel=1e-3)
+    assert piece["logprob_diff"] == pytest.approx((start + 2) / 1000, rel=1e-3)
     assert piece["advantage"] != 0
     assert piece["logprob"] == pytest.approx(-0.2)
     dropped = get("/api/tokens?run=a&ref=rl/2/1/1").json()
     assert "no step trained on this one" in dropped["note"]
-    assert {piece["gap"] for part in dropped["conversations"][0]["segments"] for piece in part["pieces"]} == {None}
+    assert {piece["logprob_diff"] for part in dropped["conversations"][0]["segments"] for piece in part["pieces"]} == {
+        None
+    }
 
 
 def test_an_episode_has_the_reasons_of_its_rewards(get):

@@ -61,9 +61,9 @@ def build_rollouts(step, clip, groups=2, size=4):
 
 
 def build_token_values(ledger):
-    """Return values whose gap is 0.001 times the position, and whose entropy is half of it."""
+    """Return values whose logprob difference is 0.001 times the position, and whose entropy is half of it."""
     position_N = np.flatnonzero(ledger.loss_mask())
-    return TokenValues(ledger=ledger, position_N=position_N, gap_N=position_N / 1000, entropy_N=position_N / 2)
+    return TokenValues(ledger=ledger, position_N=position_N, logprob_diff_N=position_N / 1000, entropy_N=position_N / 2)
 
 
 def write_rollouts(folder, step, records):

@@ -60,7 +60,7 @@ def test_a_checkpoint_holds_the_state_of_its_step(workspace, tmp_path, gate, ove
     components = workspace.load_components(*overrides)
     writer = build_writer(components, tmp_path / "background")
     update(components, writer.optimizer)
-    finished = FinishedStep(step=1, trainer_state={"next_position": 7})
+    finished = FinishedStep(step=1, trainer_state={"next_index": 7})
 
     async def run():
         await writer.save(finished)

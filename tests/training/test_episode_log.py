@@ -133,7 +133,7 @@ def build_values(record):
     return TokenValues(
         ledger=record.episode.ledger,
         position_N=np.array([3, 4]),
-        gap_N=np.array([1e-6, float("inf")], dtype=np.float32),
+        logprob_diff_N=np.array([1e-6, float("inf")], dtype=np.float32),
         entropy_N=np.array([0.25, 2.0], dtype=np.float32),
     )
 

@@ -20,9 +20,9 @@ from saccade.types import AnswerType, Episode, EpisodeStatus, Group, Score, Scor
 WAIT_LIMIT = 300.0  # seconds, of a wait that should end at once
 
 
-def build_group(position, status=EpisodeStatus.ANSWERED, version=None):
-    task = Task(id=str(position), question="?", media=(), ground_truth="", answer_type=AnswerType.OPEN)
-    ledger = Ledger().observe((1,) * (1 + position % 3))
+def build_group(prompt_index, status=EpisodeStatus.ANSWERED, version=None):
+    task = Task(id=str(prompt_index), question="?", media=(), ground_truth="", answer_type=AnswerType.OPEN)
+    ledger = Ledger().observe((1,) * (1 + prompt_index % 3))
     if version is not None:
         ledger = ledger.append_completion((2,), logprobs=(-1.0,), version=version)
     episode = Episode(task=task, environment="", ledger=ledger, turns=(), status=status)
@@ -30,40 +30,40 @@ def build_group(position, status=EpisodeStatus.ANSWERED, version=None):
 
 
 class Rollouts:
-    """Runs each group for `num_yields(position)` iterations of the event loop; records how groups started and ended.
+    """Runs each group for `num_yields(prompt_index)` iterations of the event loop; records how they started and ended.
 
     With a `queue` each group ends with a token of the queue's version, which is recorded as the group's.
     """
 
-    def __init__(self, num_yields=lambda position: 1, fail_at=None):
+    def __init__(self, num_yields=lambda prompt_index: 1, fail_at=None):
         self.num_yields, self.fail_at = num_yields, fail_at
-        self.version_by_position, self.num_running, self.most_running, self.cancelled = {}, 0, 0, []
+        self.version_by_prompt, self.num_running, self.most_running, self.cancelled = {}, 0, 0, []
         self.ended, self.queue = set(), None
 
-    async def run_group(self, position, version, on_discarded):
-        self.version_by_position[position] = version
+    async def run_group(self, prompt_index, version, on_discarded):
+        self.version_by_prompt[prompt_index] = version
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         try:
-            for _ in range(self.num_yields(position)):
+            for _ in range(self.num_yields(prompt_index)):
                 await asyncio.sleep(0)
         except asyncio.CancelledError:
-            self.cancelled.append(position)
+            self.cancelled.append(prompt_index)
             raise
         finally:
             self.num_running -= 1
-        if position == self.fail_at:
+        if prompt_index == self.fail_at:
             raise ConfigError("the environment failed", key="environment.name", value="broken")
-        self.ended.add(position)
+        self.ended.add(prompt_index)
         if self.queue is None:
-            return build_group(position)
-        self.version_by_position[position] = self.queue._version
-        return build_group(position, version=self.queue._version)
+            return build_group(prompt_index)
+        self.version_by_prompt[prompt_index] = self.queue._version
+        return build_group(prompt_index, version=self.queue._version)
 
 
 def take_prompts(prompt_sampler, count):
-    positions, prompt_sampler = prompt_sampler.take(count)
-    return positions, (), prompt_sampler
+    prompt_indices, prompt_sampler = prompt_sampler.take(count)
+    return prompt_indices, (), prompt_sampler
 
 
 def build_queue(rollouts, config, *, state=None, step=0):
@@ -71,13 +71,13 @@ def build_queue(rollouts, config, *, state=None, step=0):
     return GroupQueue(rollouts.run_group, take_prompts, *state, settings=config, version=step, next_step=step)
 
 
-async def train(queue, config, *, step=0, end_step=None, between=lambda: 0, on_step=lambda step, positions: None):
+async def train(queue, config, *, step=0, end_step=None, between=lambda: 0, on_step=lambda step, prompt_indices: None):
     """Take the groups of all steps, as `collect_batch` does; `between` returns a number of event loop iterations."""
     for number in range(step, config.steps if end_step is None else end_step):
-        positions = [*await asyncio.wait_for(queue.take(number, config.prompts_per_step), WAIT_LIMIT)]
+        prompt_indices = [*await asyncio.wait_for(queue.take(number, config.prompts_per_step), WAIT_LIMIT)]
         await queue.cancel_stale()
         queue.complete_batch(())
-        on_step(number, positions)
+        on_step(number, prompt_indices)
         for _ in range(between()):  # the policy update
             await asyncio.sleep(0)
         queue.set_version(number + 1)
@@ -104,32 +104,32 @@ CONFIGS = st.builds(
 @given(CONFIGS, st.integers(0, 2**32))
 def test_ages_are_bounded_and_no_prompt_is_lost_or_repeated(config, seed):
     """Over random schedules, with a kill at a random point after which the run resumes from its last checkpoint."""
-    rng, trained = random.Random(seed), {}  # step -> positions
+    rng, trained = random.Random(seed), {}  # step -> prompt indices
     checkpoints = [(0, (PromptSampler(), ()))]
     is_dropping = config.on_stale_group == "drop" or config.selection.over_provision > 1
 
     def check_state(queue, finished):
         sampler, groups = queue.state
-        pending = [group.position for group in groups]
-        known = Counter([*sampler.requeued_positions, *pending, *(p for step in finished for p in trained[step])])
+        pending = [group.prompt_index for group in groups]
+        known = Counter([*sampler.requeued_indices, *pending, *(p for step in finished for p in trained[step])])
         assert not known or max(known.values()) == 1
         if config.selection.over_provision == 1:
-            assert known.keys() == set(range(sampler.next_position))
+            assert known.keys() == set(range(sampler.next_index))
         return sampler, groups
 
     async def run(step, state, num_iterations):
-        rollouts = Rollouts(lambda position: 40 if rng.random() < 0.15 else rng.randrange(6))
+        rollouts = Rollouts(lambda prompt_index: 40 if rng.random() < 0.15 else rng.randrange(6))
         queue = build_queue(rollouts, config, state=state, step=step)
         if config.on_stale_group == "truncate":
             rollouts.queue = queue
 
-        def end_step(number, positions):
-            versions = {**rollouts.version_by_position, **{group.position: group.version for group in state[1]}}
-            for position in positions:
-                version = rollouts.version_by_position.get(position, versions[position])
+        def end_step(number, prompt_indices):
+            versions = {**rollouts.version_by_prompt, **{group.prompt_index: group.version for group in state[1]}}
+            for prompt_index in prompt_indices:
+                version = rollouts.version_by_prompt.get(prompt_index, versions[prompt_index])
                 assert 0 <= number - version <= config.max_staleness
-            assert len(positions) == config.prompts_per_step
-            trained[number] = positions
+            assert len(prompt_indices) == config.prompts_per_step
+            trained[number] = prompt_indices
             checkpoints.append((number + 1, check_state(queue, range(number + 1))))
 
         training = asyncio.ensure_future(
@@ -144,8 +144,8 @@ def test_ages_are_bounded_and_no_prompt_is_lost_or_repeated(config, seed):
             finished = range(checkpoints[-1][0])
             _, groups = check_state(queue, finished)  # at every moment no group that has ended is lost
             if not is_dropping:
-                trained_positions = {position for number in finished for position in trained[number]}
-                assert ended[0] - trained_positions <= {group.position for group in groups}
+                trained_indices = {prompt_index for number in finished for prompt_index in trained[number]}
+                assert ended[0] - trained_indices <= {group.prompt_index for group in groups}
         else:
             training.cancel()
         await asyncio.gather(training, return_exceptions=True)
@@ -161,13 +161,13 @@ def test_ages_are_bounded_and_no_prompt_is_lost_or_repeated(config, seed):
     step, state = checkpoints[rng.randrange(len(checkpoints))]  # a run may save more rarely than every step
     del checkpoints[1:]
     checkpoints[0] = (step, state)
-    trained = {number: positions for number, positions in trained.items() if number < step}
+    trained = {number: prompt_indices for number, prompt_indices in trained.items() if number < step}
     assert asyncio.run(run(step, state, 20_000))
     assert sorted(trained) == list(range(config.steps))
-    positions = [position for step_positions in trained.values() for position in step_positions]
-    assert len(set(positions)) == len(positions)
+    prompt_indices = [prompt_index for step_indices in trained.values() for prompt_index in step_indices]
+    assert len(set(prompt_indices)) == len(prompt_indices)
     if not is_dropping:  # nothing was started that no step trains on
-        assert sorted(positions) == list(range(config.steps * config.prompts_per_step))
+        assert sorted(prompt_indices) == list(range(config.steps * config.prompts_per_step))
 
 
 def test_a_slow_group_is_passed_over_until_its_last_step():
@@ -175,15 +175,17 @@ def test_a_slow_group_is_passed_over_until_its_last_step():
     taken, may_end = [], asyncio.Event()
 
     class SlowFirst(Rollouts):
-        async def run_group(self, position, version, on_discarded):
-            if position == 0:
+        async def run_group(self, prompt_index, version, on_discarded):
+            if prompt_index == 0:
                 await may_end.wait()
-            return await super().run_group(position, version, on_discarded)
+            return await super().run_group(prompt_index, version, on_discarded)
 
     async def run():
         config = RlConfig(steps=6, prompts_per_step=2, max_staleness=2, streaming=True, max_groups_in_progress=3)
         queue = build_queue(SlowFirst(), config)
-        task = asyncio.create_task(train(queue, config, on_step=lambda step, positions: taken.append(positions)))
+        task = asyncio.create_task(
+            train(queue, config, on_step=lambda step, prompt_indices: taken.append(prompt_indices))
+        )
         for _ in range(200):
             await asyncio.sleep(0)
         assert len(taken) == 2
@@ -193,19 +195,21 @@ def test_a_slow_group_is_passed_over_until_its_last_step():
 
     asyncio.run(run())
     assert 0 in taken[2]
-    assert sorted(position for positions in taken for position in positions) == list(range(12))
+    assert sorted(prompt_index for prompt_indices in taken for prompt_index in prompt_indices) == list(range(12))
 
 
 def test_a_step_takes_the_oldest_group_also_if_its_prompt_was_drawn_later():
-    """Position 0 was requeued and started again with newer weights than position 1."""
+    """Prompt 0 was requeued and started again with newer weights than prompt 1."""
 
     async def run():
         config = RlConfig(steps=9, prompts_per_step=1, max_staleness=1, streaming=True)
-        groups = [PendingGroup(position=number, version=1 - number, group=build_group(number)) for number in range(2)]
-        queue = build_queue(Rollouts(), config, state=(PromptSampler(next_position=2), groups), step=1)
-        positions = [*await asyncio.wait_for(queue.take(1, 1), WAIT_LIMIT)]
+        groups = [
+            PendingGroup(prompt_index=number, version=1 - number, group=build_group(number)) for number in range(2)
+        ]
+        queue = build_queue(Rollouts(), config, state=(PromptSampler(next_index=2), groups), step=1)
+        prompt_indices = [*await asyncio.wait_for(queue.take(1, 1), WAIT_LIMIT)]
         await queue.close()
-        return positions
+        return prompt_indices
 
     assert asyncio.run(run()) == [1]
 
@@ -240,10 +244,10 @@ def test_a_slow_group_that_ends_before_its_last_step_is_not_dropped():
     taken, cancelled, may_end = [], [], asyncio.Event()
 
     class SlowFirst(Rollouts):
-        async def run_group(self, position, version, on_discarded):
-            if position == 0:
+        async def run_group(self, prompt_index, version, on_discarded):
+            if prompt_index == 0:
                 await may_end.wait()
-            return await super().run_group(position, version, on_discarded)
+            return await super().run_group(prompt_index, version, on_discarded)
 
     async def run():
         config = RlConfig(
@@ -280,11 +284,11 @@ def test_groups_that_are_truncated_hold_up_no_step():
     taken, num_runs, may_end = [], Counter(), asyncio.Event()
 
     class SlowFirst(Rollouts):
-        async def run_group(self, position, version, on_discarded):
-            num_runs[position] += 1
-            if position < 2:
+        async def run_group(self, prompt_index, version, on_discarded):
+            num_runs[prompt_index] += 1
+            if prompt_index < 2:
                 await may_end.wait()
-            return await super().run_group(position, version, on_discarded)
+            return await super().run_group(prompt_index, version, on_discarded)
 
     async def run():
         config = RlConfig(
@@ -297,10 +301,12 @@ def test_groups_that_are_truncated_hold_up_no_step():
         )
         rollouts = SlowFirst()
         queue = rollouts.queue = build_queue(rollouts, config)
-        await train(queue, config, end_step=4, on_step=lambda step, positions: taken.extend(positions))
+        await train(queue, config, end_step=4, on_step=lambda step, prompt_indices: taken.extend(prompt_indices))
         assert not {0, 1} & {*taken}  # their start is 4 versions old
         may_end.set()
-        await train(queue, config, step=4, between=lambda: 9, on_step=lambda step, positions: taken.extend(positions))
+        await train(
+            queue, config, step=4, between=lambda: 9, on_step=lambda step, prompt_indices: taken.extend(prompt_indices)
+        )
         await queue.close()
 
     asyncio.run(run())
@@ -313,16 +319,16 @@ def test_a_group_that_is_too_slow_is_dropped_and_its_prompt_drawn_again():
     taken, num_runs, queues, states = [], Counter(), [], []
 
     class StuckFirst(Rollouts):
-        async def run_group(self, position, version, on_discarded):
-            num_runs[position] += 1
-            if position == 0 and num_runs[0] == 1:
+        async def run_group(self, prompt_index, version, on_discarded):
+            num_runs[prompt_index] += 1
+            if prompt_index == 0 and num_runs[0] == 1:
                 try:
                     await asyncio.Event().wait()
                 except asyncio.CancelledError:
                     states.append(queues[0].state)  # as a run that is stopped now saves it
                     on_discarded(build_group(0).episodes[0].episode)
                     raise
-            return await super().run_group(position, version, on_discarded)
+            return await super().run_group(prompt_index, version, on_discarded)
 
     async def run():
         config = RlConfig(
@@ -345,18 +351,18 @@ def test_a_group_that_is_too_slow_is_dropped_and_its_prompt_drawn_again():
         return cancelled
 
     cancelled = asyncio.run(run())
-    assert [(positions, len(episodes)) for positions, episodes in cancelled if positions] == [([0], 1)]
-    assert [positions for positions, _ in cancelled].index([0]) == 1
+    assert [(prompt_indices, len(episodes)) for prompt_indices, episodes in cancelled if prompt_indices] == [([0], 1)]
+    assert [prompt_indices for prompt_indices, _ in cancelled].index([0]) == 1
     assert num_runs[0] == 2
     ((sampler, _),) = states
-    assert 0 in sampler.requeued_positions
-    assert any(0 in positions for positions in taken[2:])
+    assert 0 in sampler.requeued_indices
+    assert any(0 in prompt_indices for prompt_indices in taken[2:])
 
 
 @pytest.mark.parametrize("is_streaming", [False, True])
 def test_a_failure_is_raised_and_no_task_is_left(is_streaming):
     config = RlConfig(steps=9, prompts_per_step=2, max_staleness=2, streaming=is_streaming)
-    rollouts = Rollouts(lambda position: 10**6 if position == 6 else 1, fail_at=5)
+    rollouts = Rollouts(lambda prompt_index: 10**6 if prompt_index == 6 else 1, fail_at=5)
 
     async def run():
         queue = build_queue(rollouts, config)
@@ -373,9 +379,9 @@ def test_a_failure_is_raised_and_no_task_is_left(is_streaming):
 
 def test_groups_that_failed_are_begun_again_when_a_run_resumes():
     class Failing(Rollouts):
-        async def run_group(self, position, version, on_discarded):
-            status = EpisodeStatus.ABORTED if position == 1 else EpisodeStatus.ANSWERED
-            return build_group(position, status)
+        async def run_group(self, prompt_index, version, on_discarded):
+            status = EpisodeStatus.ABORTED if prompt_index == 1 else EpisodeStatus.ANSWERED
+            return build_group(prompt_index, status)
 
     async def run():
         queue = build_queue(Failing(), RlConfig(steps=9, prompts_per_step=2, max_staleness=1, streaming=True))
@@ -385,8 +391,8 @@ def test_groups_that_failed_are_begun_again_when_a_run_resumes():
         return state
 
     sampler, groups = asyncio.run(run())
-    assert 1 in sampler.requeued_positions
-    assert 0 in {pending.position for pending in groups}
+    assert 1 in sampler.requeued_indices
+    assert 0 in {pending.prompt_index for pending in groups}
 
 
 def test_a_resumed_run_drops_groups_that_are_too_old():
@@ -402,9 +408,9 @@ def test_a_resumed_run_drops_groups_that_are_too_old():
     (sampler, groups), (stricter_sampler, kept_groups) = asyncio.run(run())
     assert len(groups) > len(kept_groups) > 0
     assert all(pending.version >= 1 for pending in kept_groups)
-    dropped = {pending.position for pending in groups} - {pending.position for pending in kept_groups}
-    assert dropped <= {*stricter_sampler.requeued_positions}
-    assert stricter_sampler.next_position == sampler.next_position
+    dropped = {pending.prompt_index for pending in groups} - {pending.prompt_index for pending in kept_groups}
+    assert dropped <= {*stricter_sampler.requeued_indices}
+    assert stricter_sampler.next_index == sampler.next_index
 
 
 def test_without_streaming_groups_start_together():
@@ -412,21 +418,21 @@ def test_without_streaming_groups_start_together():
     started = []
 
     class Recording(Rollouts):
-        async def run_group(self, position, version, on_discarded):
-            started.append((position, frozenset(self.ended)))
-            return await super().run_group(position, version, on_discarded)
+        async def run_group(self, prompt_index, version, on_discarded):
+            started.append((prompt_index, frozenset(self.ended)))
+            return await super().run_group(prompt_index, version, on_discarded)
 
     async def run():
         config = RlConfig(steps=4, prompts_per_step=3, max_staleness=2)
         rng = random.Random(0)
-        queue = build_queue(Recording(lambda position: rng.randrange(1, 9)), config)
+        queue = build_queue(Recording(lambda prompt_index: rng.randrange(1, 9)), config)
         taken = []
-        await train(queue, config, between=lambda: 5, on_step=lambda step, positions: taken.append(positions))
+        await train(queue, config, between=lambda: 5, on_step=lambda step, prompt_indices: taken.append(prompt_indices))
         await queue.close()
         return taken
 
     assert asyncio.run(run()) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
-    assert all(ended == frozenset(range(position - position % 3)) for position, ended in started)
+    assert all(ended == frozenset(range(prompt_index - prompt_index % 3)) for prompt_index, ended in started)
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_logprobs_and_gradients_equal_those_of_a_dense_mask(backbone, changes, m
 def test_without_trees_each_sample_is_a_row(backbone):
     samples, compute_positions = make_samples(backbone), backbone.renderer.compute_position_ids
     shapes = {"compute_positions": compute_positions, "micro_batch_size": 7}
-    batches = pack(samples, **shapes, pack_length=4096, trees=False)
+    batches = pack(samples, **shapes, pack_length=4096, share_prefixes=False)
     assert sum(len(batch.ids_BT) for batch in batches) == len(samples)
     assert all((batch.branch_BT[batch.tree_BT >= 0] == 1).all() for batch in batches)
     loss, grads, logp = compute_gradients(backbone, batches)
@@ -250,7 +250,7 @@ def test_samples_are_never_split_and_their_tokens_are_contiguous(drawn, pack_len
         num_runs = 1 + int((np.diff(batch.sample_N) != 0).sum()) if len(batch.sample_N) else 0
         assert num_runs == len(set(batch.sample_N.tolist()))
         assert (batch.advantage_N == batch.sample_N + 1).all()
-        assert (batch.rollout_logp_N == -batch.sample_N).all()
+        assert (batch.engine_logp_N == -batch.sample_N).all()
         assert (batch.token_N == 2).all()
     assert sum(len(batch.token_N) for batch in batches) == sum(sum(sample.ledger.loss_mask()) for sample in samples)
 
@@ -367,7 +367,7 @@ def test_parts_of_a_micro_batch_train_each_of_its_tokens_once(backbone, pack_len
         for part, index_N in parts:
             part_N, _ = forward(backbone, part, load_pixels=load_pixels, temperature=1.0)
             assert (part_N - whole_N[index_N]).abs().max() <= 1e-5
-            for name in ("token_N", "rollout_logp_N", "advantage_N", "sample_N", "version_N"):
+            for name in ("token_N", "engine_logp_N", "advantage_N", "sample_N", "version_N"):
                 assert (getattr(part, name) == getattr(batch, name)[index_N]).all(), name
 
 

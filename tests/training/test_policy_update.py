@@ -28,7 +28,7 @@ def make_batch(sample_N, old_N, version_N=None, advantage=1.0):
         predictor_N=zero,
         column_N=zero,
         token_N=zero,
-        rollout_logp_N=np.array(old_N, dtype=np.float32),
+        engine_logp_N=np.array(old_N, dtype=np.float32),
         advantage_N=np.full(count, advantage, dtype=np.float32),
         sample_N=np.array(sample_N),
         version_N=zero if version_N is None else np.array(version_N),

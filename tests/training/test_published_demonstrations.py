@@ -29,7 +29,7 @@ from saccade.ledger import ImageRef, Origin
 from saccade.media.cache import CachingMediaLoader
 from saccade.protocols import Context
 from saccade.rollouts.components import apply_sft_settings
-from saccade.runs.rehearsal import rehearse_file
+from saccade.runs.demonstration_check import check_demonstration_file
 from saccade.training.demonstrations import ReplayEngine, check_demonstrations, replay_demonstration
 from saccade.types import MediaKind, SamplingParams
 
@@ -214,13 +214,13 @@ def test_the_check_offers_the_packaged_tools_that_demonstrations_call(folder):
     )
     wrong = replace(zooming, replies=(call.replace('"right": 20', '"right": -1'), *zooming.replies[1:]))
     write_items(folder / "zooming.jsonl", [zooming, wrong])
-    report = rehearse_file(folder / "zooming.jsonl")
+    report = check_demonstration_file(folder / "zooming.jsonl")
     assert [*report.reasons_by_row] == [2]
     assert "right -1" in report.reasons_by_row[2]
-    # code reads the pixels of the crop, which the rehearsal has not decoded before
+    # code reads the pixels of the crop, which the replay has not decoded before
     code = "<code>\n```python\nassert image_clue_1.size[0] > 1\n```\n</code>"
     reading = replace(zooming, replies=(zooming.replies[0], f"<think>\nI look.</think>{code}", zooming.replies[1]))
     write_items(folder / "reading.jsonl", [reading])
-    assert rehearse_file(folder / "reading.jsonl").reasons_by_row == {}
+    assert check_demonstration_file(folder / "reading.jsonl").reasons_by_row == {}
     write_items(folder / "tasks.jsonl", [demonstration.task])
-    assert rehearse_file(folder / "tasks.jsonl") is None
+    assert check_demonstration_file(folder / "tasks.jsonl") is None

@@ -30,9 +30,14 @@ from saccade.runs import pipeline
 from saccade.training import rl
 
 PIXELS = {"image_pixels": [256, 1024], "frame_pixels": [256, 1024], "max_context_tokens": 4096, "num_frames": 4}
-PYTHON = {"max_turns": 2, "system_prompt": "row", "final_answer_prompt": "", "tools": {"python": {"timeout": 60.0}}}
+PYTHON = {
+    "max_turns": 2,
+    "system_prompt_source": "row",
+    "final_answer_prompt": "",
+    "tools": {"python": {"timeout": 60.0}},
+}
 ENVIRONMENTS = {
-    "default": {"name": "parallel_crop", "settings": {**PIXELS, "system_prompt": "row", "force_think": True}},
+    "default": {"name": "parallel_crop", "settings": {**PIXELS, "system_prompt_source": "row", "force_think": True}},
     "pyvision_gym_w_image_hint": {"name": "python", "settings": {**PIXELS, **PYTHON}},
     "pyvision_gym_wo_image_hint": {"name": "python", "settings": {**PIXELS, **PYTHON, "image_in_prompt": False}},
     "pyvision_gym_wo_video_hint": {"name": "python", "settings": {**PIXELS, **PYTHON}},
@@ -100,7 +105,7 @@ def test_mixed_rows_train(data, tmp_path):
     folder = tmp_path / "run"
     recipe = pipeline.with_paths(recipe, folder=folder, model=tmp_path / "model", data=data)
     checkpoint = pipeline.sft(folder, recipe, on_step=lambda *_: None)
-    assert json.loads((folder / "demonstrations.json").read_text()) == {"rows": 5, "refused": {}}
+    assert json.loads((folder / "demonstration_check.json").read_text()) == {"rows": 5, "refused": {}}
     components, rows, episodes = pipeline.load_training_components(recipe, checkpoint), [], {}
 
     async def train():

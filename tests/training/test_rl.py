@@ -83,7 +83,7 @@ def test_a_batch_with_other_tokens_raises(collected_groups, monkeypatch, damage)
 
     def pack_damaged(*arguments, **settings):
         batches = pack_samples(*arguments, **settings)
-        names = ("row_N", "predictor_N", "token_N", "rollout_logp_N", "advantage_N", "sample_N", "version_N")
+        names = ("row_N", "predictor_N", "token_N", "engine_logp_N", "advantage_N", "sample_N", "version_N")
         indices = np.arange(len(batches[0].token_N))
         if damage == "token":
             batches[0].token_N[3] += 1
@@ -321,7 +321,7 @@ def test_later_updates_compare_with_the_trainers_logprobs_before_the_first(
     calls, compute_policy_loss = [], policy_update.compute_policy_loss
 
     def record_call(logp, old_logp, *arguments, **settings):
-        calls.append((logp.detach().clone(), old_logp.clone(), settings["rollout_logp_N"]))
+        calls.append((logp.detach().clone(), old_logp.clone(), settings["engine_logp_N"]))
         return compute_policy_loss(logp, old_logp, *arguments, **settings)
 
     monkeypatch.setattr(policy_update, "compute_policy_loss", record_call)
@@ -394,7 +394,9 @@ def test_every_mini_batch_compares_with_the_logprobs_before_the_first_step(
     for sample in samples:
         row = by_ledger[id(sample.ledger)]
         assert row.position_N.tolist() == np.flatnonzero(sample.ledger.loss_mask()).tolist()
-        assert float(np.abs(row.gap_N).max()) <= 1e-4  # the engine has the trainer's weights, before each update
+        assert (
+            float(np.abs(row.logprob_diff_N).max()) <= 1e-4
+        )  # the engine has the trainer's weights, before each update
     entropy = sum(float(row.entropy_N.sum()) for row in values) / report.trained_tokens
     assert entropy == pytest.approx(report.entropy, rel=1e-5)
     assert [total for _, _, total in calls] == pytest.approx([1.0] * 4, abs=1e-4)

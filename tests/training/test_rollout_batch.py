@@ -38,15 +38,17 @@ def collect(components, workspace, prompt_sampler=None, **settings):
 
 
 def get_positions(workspace, batch):
-    """Return the positions of a batch's prompts in the first epoch."""
-    ids = [Mixture.from_tasks(workspace.tasks).get_task(5, position)[0].id for position in range(NUM_TASKS)]
+    """Return the prompt indices of a batch's prompts in the first epoch."""
+    ids = [Mixture.from_tasks(workspace.tasks).get_task(5, prompt_index)[0].id for prompt_index in range(NUM_TASKS)]
     return [ids.index(group.task.id) for group in batch.groups]
 
 
-def find_unique_position(workspace):
-    """Return a position of the first epoch whose task's question no other task has."""
-    questions = [Mixture.from_tasks(workspace.tasks).get_task(5, position)[0].question for position in range(NUM_TASKS)]
-    return next(position for position, question in enumerate(questions) if questions.count(question) == 1)
+def find_unique_prompt(workspace):
+    """Return a prompt of the first epoch whose task's question no other task has."""
+    questions = [
+        Mixture.from_tasks(workspace.tasks).get_task(5, prompt_index)[0].question for prompt_index in range(NUM_TASKS)
+    ]
+    return next(prompt_index for prompt_index, question in enumerate(questions) if questions.count(question) == 1)
 
 
 # ---- prompts and seeds -----------------------------------------------------------------------------------------------
@@ -69,12 +71,12 @@ def test_an_epoch_draws_each_task_once(workspace):
 
 
 def test_each_prompt_has_the_frame_budget_of_its_own_epoch(workspace):
-    components, budgets, positions = load_components(workspace), (4, 8), range(9, 15)
-    groups = asyncio.run(collect_groups(components, workspace.tasks, positions, 0))
-    tasks = [Mixture.from_tasks(workspace.tasks).get_task(5, position)[0] for position in positions]
+    components, budgets, prompt_indices = load_components(workspace), (4, 8), range(9, 15)
+    groups = asyncio.run(collect_groups(components, workspace.tasks, prompt_indices, 0))
+    tasks = [Mixture.from_tasks(workspace.tasks).get_task(5, prompt_index)[0] for prompt_index in prompt_indices]
     expected = [
-        draw_frame_budget(budgets, run_seed=5, epoch=position // NUM_TASKS, task=task)
-        for position, task in zip(positions, tasks, strict=True)
+        draw_frame_budget(budgets, run_seed=5, epoch=prompt_index // NUM_TASKS, task=task)
+        for prompt_index, task in zip(prompt_indices, tasks, strict=True)
     ]
     assert [group.episodes[0].episode.frame_budget for group in groups] == expected
     budgets_of_first_epoch = [draw_frame_budget(budgets, run_seed=5, epoch=0, task=task) for task in tasks]
@@ -82,17 +84,17 @@ def test_each_prompt_has_the_frame_budget_of_its_own_epoch(workspace):
 
 
 def test_a_task_drawn_again_in_a_step_gets_other_seeds(workspace):
-    """One task is at three positions, the third of which is collected in a later round."""
+    """One task is at three prompt indices, the third of which is collected in a later round."""
     components = load_components(workspace)
     components = replace(components, engine=RecordingEngine(components.engine))
     tasks = workspace.tasks[:1]
     asyncio.run(collect_groups(components, tasks, (0, 1), 0))
-    asyncio.run(collect_groups(components, tasks, (2,), 0, earlier_positions=(0, 1)))
+    asyncio.run(collect_groups(components, tasks, (2,), 0, earlier_indices=(0, 1)))
     seeds = [sampling.seed for sampling in components.engine.requests]
-    assert len(set(seeds)) == 6  # three positions, two episodes each
+    assert len(set(seeds)) == 6  # three prompt indices, two episodes each
     assert seeds[0] == derive_seed(derive_seed(5, 0, tasks[0].digest, 0), 0)  # run, step, task, episode; turn
     asyncio.run(collect_groups(components, tasks, (1,), 0))
-    assert components.engine.requests[-2].seed == seeds[0]  # the first draw has the same seeds at any position
+    assert components.engine.requests[-2].seed == seeds[0]  # the first draw has the same seeds at any prompt index
 
 
 def test_duplicate_tasks_in_a_file_get_different_seeds(workspace):
@@ -109,7 +111,7 @@ def test_duplicate_tasks_in_a_file_get_different_seeds(workspace):
 def test_one_round_is_enough_if_every_group_passes(workspace):
     batch, prompt_sampler = collect(load_components(workspace, "rl.selection.max_sampling_rounds=3"), workspace)
     assert (batch.metrics["sampling_rounds"], batch.metrics["groups/missing"], len(batch.groups)) == (1.0, 0, 2)
-    assert prompt_sampler == PromptSampler(next_position=2)
+    assert prompt_sampler == PromptSampler(next_index=2)
 
 
 def test_missing_groups_are_collected_in_another_round(workspace):
@@ -123,7 +125,7 @@ def test_missing_groups_are_collected_in_another_round(workspace):
     batch, prompt_sampler = collect(components, workspace, on_groups=lambda step, groups: received.append(groups))
     assert (batch.metrics["sampling_rounds"], batch.metrics["groups/missing"]) == (2.0, 0)
     assert get_positions(workspace, batch) == [4, 5]
-    assert prompt_sampler == PromptSampler(next_position=8)
+    assert prompt_sampler == PromptSampler(next_index=8)
     assert [len(groups) for groups in received] == [8]
     assert batch.metrics["groups/dropped/reward_std"] == 4.0
     episodes = [scored.episode for group in received[0] for scored in group.episodes]
@@ -142,7 +144,7 @@ def test_rounds_of_a_fixed_size_fill_the_step(workspace):
     assert (batch.metrics["sampling_rounds"], batch.metrics["groups/missing"]) == (2.0, 0)
     assert [len(groups) for groups in received] == [6]
     assert get_positions(workspace, batch) == [3, 4]
-    assert prompt_sampler == PromptSampler(next_position=6)
+    assert prompt_sampler == PromptSampler(next_index=6)
 
 
 @pytest.mark.parametrize(
@@ -161,14 +163,14 @@ def test_the_number_of_rounds_is_limited(workspace):
     components = load_components(workspace, "rl.selection.max_sampling_rounds=3", reward=lambda episode, count: 1.0)
     batch, prompt_sampler = collect(components, workspace)
     assert (batch.metrics["sampling_rounds"], batch.metrics["groups/missing"], batch.groups) == (3.0, 2, ())
-    assert prompt_sampler == PromptSampler(next_position=6)
+    assert prompt_sampler == PromptSampler(next_index=6)
 
 
 def test_without_a_limit_rounds_go_on_for_one_pass_over_the_tasks(workspace):
     """Two prompts per round: twelve tasks are six rounds. A group that passes in between ends them."""
     batch, prompt_sampler = collect(load_components(workspace, UNLIMITED, reward=lambda episode, count: 1.0), workspace)
     assert (batch.metrics["sampling_rounds"], batch.metrics["groups/missing"]) == (6.0, 2)
-    assert prompt_sampler == PromptSampler(next_position=NUM_TASKS)
+    assert prompt_sampler == PromptSampler(next_index=NUM_TASKS)
     late = load_components(workspace, UNLIMITED, reward=lambda episode, count: count % 2 if count > 11 else 1)
     batch, _ = collect(late, workspace)
     assert (batch.metrics["sampling_rounds"], batch.metrics["groups/missing"]) == (4.0, 0)
@@ -234,7 +236,7 @@ def test_prompts_of_surplus_groups_are_discarded_or_requeued(workspace, surplus)
     batch, prompt_sampler = collect(components, workspace)
     assert get_positions(workspace, batch) == [0, 1]
     requeued = (2, 3) if surplus == "requeue" else ()
-    assert prompt_sampler == PromptSampler(next_position=4, requeued_positions=requeued)
+    assert prompt_sampler == PromptSampler(next_index=4, requeued_indices=requeued)
     next_batch, _ = asyncio.run(collect_batch(components, workspace.tasks, prompt_sampler, 1))
     assert get_positions(workspace, next_batch) == ([2, 3] if surplus == "requeue" else [4, 5])
     episodes = [scored.episode for group in next_batch.groups for scored in group.episodes]
@@ -262,8 +264,8 @@ class MixedWorkspace(Workspace):
         return [*tasks[:-3], *(replace(task, media=image) for task in tasks[-3:])]
 
 
-def is_video_at(tasks, position):
-    return Mixture.from_tasks(tasks).get_task(5, position)[0].media[0].kind is MediaKind.VIDEO
+def is_video_at(tasks, prompt_index):
+    return Mixture.from_tasks(tasks).get_task(5, prompt_index)[0].media[0].kind is MediaKind.VIDEO
 
 
 @pytest.mark.parametrize(("share", "most"), [(0.0, 0), (0.3, 0), (0.34, 1), (0.67, 2), (1.0, 3), (None, 3)])
@@ -275,15 +277,15 @@ def test_other_prompts_replace_videos_above_their_share(workspace, share, most, 
     overrides = ("rl.prompts_per_step=3", f"rl.selection={{max_video_share: {limit}, surplus: {surplus}}}")
     components = load_components(workspace, *overrides)
     batch, sampler = asyncio.run(collect_batch(components, tasks, PromptSampler(), 0))
-    expected, skipped, position = [], [], 0
+    expected, skipped, prompt_index = [], [], 0
     while len(expected) < 3:
         is_full = sum(is_video_at(tasks, index) for index in expected) == most
-        (skipped if is_video_at(tasks, position) and is_full else expected).append(position)
-        position += 1
+        (skipped if is_video_at(tasks, prompt_index) and is_full else expected).append(prompt_index)
+        prompt_index += 1
     mixture = Mixture.from_tasks(tasks)
     assert [group.task.id for group in batch.groups] == [mixture.get_task(5, index)[0].id for index in expected]
     requeued = tuple(skipped) if surplus == "requeue" else ()
-    assert sampler == PromptSampler(next_position=position, requeued_positions=requeued)
+    assert sampler == PromptSampler(next_index=prompt_index, requeued_indices=requeued)
     assert batch.metrics["groups/kept"] == 3
     assert batch.metrics.get("prompts/surplus_videos") == (None if share is None else len(skipped))
 
@@ -377,45 +379,45 @@ class BlockingEngine(RecordingEngine):
             raise
 
 
-def load_blocking(workspace, position, *overrides, num_allowed=0):
-    """Load components whose engine doesn't answer the task at a position of the first epoch."""
+def load_blocking(workspace, prompt_index, *overrides, num_allowed=0):
+    """Load components whose engine doesn't answer the task at a prompt of the first epoch."""
     components = load_components(workspace, "rl.prompts_per_step=3", *overrides)
     engine = BlockingEngine(components.engine)
-    engine.question = Mixture.from_tasks(workspace.tasks).get_task(5, position)[0].question
+    engine.question = Mixture.from_tasks(workspace.tasks).get_task(5, prompt_index)[0].question
     engine.renderer, engine.num_allowed = components.backbone.renderer, num_allowed
     return replace(components, engine=engine)
 
 
-def requeue_first(position):
-    """Return a prompt sampler that takes this position and three others."""
-    others = [other for other in range(NUM_TASKS) if other != position][:3]
-    return PromptSampler(next_position=NUM_TASKS, requeued_positions=(position, *others))
+def requeue_first(prompt_index):
+    """Return a prompt sampler that takes this prompt index and three others."""
+    others = [other for other in range(NUM_TASKS) if other != prompt_index][:3]
+    return PromptSampler(next_index=NUM_TASKS, requeued_indices=(prompt_index, *others))
 
 
 @pytest.mark.parametrize("surplus", ["discard", "requeue"])
 def test_a_step_does_not_wait_for_its_slowest_group(workspace, surplus):
-    position = find_unique_position(workspace)
+    prompt_index = find_unique_prompt(workspace)
     filters = f"rl.selection={{over_provision: 1.3, surplus: {surplus}}}"
-    components, prompt_sampler = load_blocking(workspace, position, filters), requeue_first(position)
+    components, prompt_sampler = load_blocking(workspace, prompt_index, filters), requeue_first(prompt_index)
     batch, rest = collect(components, workspace, prompt_sampler)
-    assert sorted(get_positions(workspace, batch)) == sorted(prompt_sampler.requeued_positions[1:])
+    assert sorted(get_positions(workspace, batch)) == sorted(prompt_sampler.requeued_indices[1:])
     assert components.engine.num_cancelled == 2
     assert (batch.metrics["groups/cancelled"], batch.metrics["episodes/cancelled"]) == (1.0, 2.0)
     assert batch.metrics["groups/missing"] == 0
-    requeued = (position,) if surplus == "requeue" else ()
-    assert rest == PromptSampler(next_position=NUM_TASKS, requeued_positions=requeued)
+    requeued = (prompt_index,) if surplus == "requeue" else ()
+    assert rest == PromptSampler(next_index=NUM_TASKS, requeued_indices=requeued)
 
 
 def test_finished_episodes_of_a_cancelled_group_are_discarded(workspace):
     """One of the slow group's two episodes finishes, the other never does."""
-    position = find_unique_position(workspace)
+    prompt_index = find_unique_prompt(workspace)
     settings = ("rl.selection.over_provision=1.3", "environment.settings.max_turns=0")
-    components, records = load_blocking(workspace, position, *settings, num_allowed=1), []
+    components, records = load_blocking(workspace, prompt_index, *settings, num_allowed=1), []
 
     async def record_rollouts(stage, step, new_records):
         records.extend(new_records)
 
-    batch, _ = collect(components, workspace, requeue_first(position), on_rollouts=record_rollouts)
+    batch, _ = collect(components, workspace, requeue_first(prompt_index), on_rollouts=record_rollouts)
     assert (batch.metrics["groups/cancelled"], batch.metrics["episodes/cancelled"]) == (1.0, 1.0)
     assert batch.metrics["episodes/discarded"] == 1.0
     episodes = [scored.episode for group in batch.groups for scored in group.episodes]
@@ -485,7 +487,7 @@ def test_without_over_provision_no_group_is_cancelled(workspace):
 
 
 def test_an_exception_is_raised_while_other_groups_are_running(workspace):
-    components = load_blocking(workspace, find_unique_position(workspace), "rl.selection.over_provision=1.3")
+    components = load_blocking(workspace, find_unique_prompt(workspace), "rl.selection.over_provision=1.3")
     components = replace(components, score_fn=score_each(lambda episode: 1 / 0))
     with pytest.raises(ZeroDivisionError):
         collect(components, workspace)

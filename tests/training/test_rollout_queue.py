@@ -36,7 +36,7 @@ class FakeCollector:
 
     async def __call__(self, prompt_sampler, step):
         self.started.append((step, self.version))
-        return make_batch(step), PromptSampler(next_position=prompt_sampler.next_position + 1)
+        return make_batch(step), PromptSampler(next_index=prompt_sampler.next_index + 1)
 
 
 async def consume(collector, *, end_step, lag, batches=(), max_tokens=0):
@@ -58,7 +58,7 @@ def test_without_lag_collector_and_trainer_alternate():
     received, queue = asyncio.run(consume(collector, end_step=4, lag=0))
     assert collector.started == [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert received == [(0, 0), (1, 0), (2, 0), (3, 0)]
-    assert queue.state == (PromptSampler(next_position=4), (), ())
+    assert queue.state == (PromptSampler(next_index=4), (), ())
     assert queue.num_sampled_tokens == 40
 
 
@@ -152,7 +152,7 @@ def test_episodes_in_progress_continue_or_restart_on_a_weight_update(
     loss_inputs = []
 
     def record_inputs(*arguments, **settings):
-        loss_inputs.append((settings["stale_N"].tolist(), settings["rollout_logp_N"].tolist()))
+        loss_inputs.append((settings["stale_N"].tolist(), settings["engine_logp_N"].tolist()))
         return compute_policy_loss(*arguments, **settings)
 
     monkeypatch.setattr(policy_update, "compute_policy_loss", record_inputs)
@@ -215,14 +215,14 @@ def test_truncated_groups_train_on_tokens_within_max_staleness(workspace, tmp_pa
             return replace(completion, version=self.version, token_versions=versions)
 
     def record_inputs(*arguments, **settings):
-        loss_inputs.append(len(settings["rollout_logp_N"]))
+        loss_inputs.append(len(settings["engine_logp_N"]))
         return compute_policy_loss(*arguments, **settings)
 
     monkeypatch.setattr(policy_update, "compute_policy_loss", record_inputs)
     rows = workspace.run_rl(replace(components, engine=SlowFirstEngine(components.engine)), tmp_path)
     assert len(rows) == 5
     assert all(row["staleness_max"] <= 1 for row in rows)
-    assert sorted(row["stale_tokens"] for row in rows) == [0.0] * 4 + [2.0]
+    assert sorted(row["dropped_stale_tokens"] for row in rows) == [0.0] * 4 + [2.0]
     num_tokens = max(loss_inputs)
     assert sorted(loss_inputs) == [num_tokens - 2] + [num_tokens] * 4
 

@@ -341,14 +341,14 @@ def demonstrations_with_a_bad_one(workspace):
 def test_a_demonstration_that_cannot_be_learned_stops_the_run(workspace, demonstrations_with_a_bad_one, tmp_path):
     with raises(DataError, key="sft.on_bad_demonstration", value="refuse") as caught:
         workspace.run_sft(
-            workspace.load_components("sft.num_rehearsed=0"), tmp_path, demonstrations=demonstrations_with_a_bad_one
+            workspace.load_components("sft.num_checked=0"), tmp_path, demonstrations=demonstrations_with_a_bad_one
         )
     assert f"row 2, task {workspace.demonstrations[0].task.id}" in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_demonstration_that_cannot_be_learned_is_left_out(workspace, demonstrations_with_a_bad_one, tmp_path):
-    components = workspace.load_components("sft.num_rehearsed=0", "sft.on_bad_demonstration=skip", "sft.steps=1")
+    components = workspace.load_components("sft.num_checked=0", "sft.on_bad_demonstration=skip", "sft.steps=1")
     reports = []
     training = sft.train(
         components,
@@ -369,11 +369,11 @@ def test_sft_has_limits_of_its_own(workspace, tmp_path):
     assert with_calls
     with raises(DataError, key="sft.on_bad_demonstration"):
         workspace.run_sft(
-            workspace.load_components("environment.settings.max_calls=1", "sft.steps=1"),
+            workspace.load_components("environment.settings.max_calls_per_turn=1", "sft.steps=1"),
             tmp_path / "a",
             demonstrations=with_calls,
         )
     own_limit = workspace.load_components(
-        "environment.settings.max_calls=1", "sft.environment_settings={max_calls: 5}", "sft.steps=1"
+        "environment.settings.max_calls_per_turn=1", "sft.environment_settings={max_calls_per_turn: 5}", "sft.steps=1"
     )
     assert workspace.run_sft(own_limit, tmp_path / "b", demonstrations=with_calls)

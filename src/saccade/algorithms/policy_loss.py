@@ -7,7 +7,7 @@ the sampled token's probability. The loss of a token is
 
 - `old` is the PROXIMAL policy, i.e. the trainer's logprobs before the update; with `old_logprobs: engine` it is the
   engine's.
-- tis_weight = min(w, cap) with w = exp(proximal - rollout), where `rollout` are the engine's logprobs: AReaL's
+- tis_weight = min(w, cap) with w = exp(trainer - engine), of the logprobs before the update: AReaL's
   decoupled objective (arXiv 2505.24298). There is ONE such weight per token. For a token of the current weights it
   corrects the mismatch of engine and trainer (truncated importance sampling), up to `tis_cap`; for a token of older
   weights (a STALE token) it also corrects staleness, up to `stale_tis_cap`. A cap of None leaves those tokens
@@ -102,7 +102,7 @@ def compute_policy_loss(
     *,
     settings: LossConfig,
     token_loss: TokenLoss | None = None,
-    rollout_logp_N: Tensor | None = None,
+    engine_logp_N: Tensor | None = None,
     stale_N: Tensor | None = None,
     seq_N: Tensor | None = None,
     ref_logp_N: Tensor | None = None,
@@ -111,7 +111,7 @@ def compute_policy_loss(
     """Return the loss of the module's docstring (a scalar with a gradient to `logp_N`) and detached statistics.
 
     `old_logp_N` are the trainer's logprobs before the update; None means the current ones (one update per batch:
-    r = 1). `token_loss` is that of `settings`, resolved beforehand. `rollout_logp_N` are the logprobs that the engine
+    r = 1). `token_loss` is that of `settings`, resolved beforehand. `engine_logp_N` are the logprobs that the engine
     reported, None if unknown. `stale_N` marks tokens sampled by older weights; None means none. `seq_N` holds one
     integer per sequence; None means one sequence. `weight_N` is this micro-batch's slice of `compute_token_weights`. No
     gradient flows to anything but `logp_N`. Raises ValueError if `kl_coef` is set without reference logprobs, or for
@@ -119,28 +119,28 @@ def compute_policy_loss(
     """
     logp_N = logp_N.to(torch.promote_types(logp_N.dtype, torch.float32))
     now_N = logp_N.detach()
-    proximal_N = now_N if old_logp_N is None else old_logp_N.detach().to(now_N.dtype)
-    rollout_N = proximal_N if rollout_logp_N is None else rollout_logp_N.detach().to(now_N.dtype)
+    trainer_N = now_N if old_logp_N is None else old_logp_N.detach().to(now_N.dtype)
+    engine_N = trainer_N if engine_logp_N is None else engine_logp_N.detach().to(now_N.dtype)
     seq_N = torch.zeros_like(logp_N, dtype=torch.int64) if seq_N is None else seq_N
     stale_N = torch.zeros_like(logp_N, dtype=torch.bool) if stale_N is None else stale_N
     references = [] if ref_logp_N is None else [ref_logp_N]
-    shapes = [tuple(tensor.shape) for tensor in (logp_N, proximal_N, adv_N, weight_N, rollout_N, seq_N, *references)]
+    shapes = [tuple(tensor.shape) for tensor in (logp_N, trainer_N, adv_N, weight_N, engine_N, seq_N, *references)]
     if logp_N.ndim != 1 or len(set(shapes)) > 1:
         raise ValueError(f"the loss needs flat tensors of equal shape, got {shapes}")
     if kl_coef > 0 and ref_logp_N is None:
         raise ValueError(f"kl_coef={kl_coef} needs the reference's logprobs; ref_logp_N is None")
     adv_N, weight_N = adv_N.detach().to(now_N.dtype), weight_N.detach().to(now_N.dtype)
 
-    old_N = rollout_N if settings.old_logprobs == "engine" else proximal_N
+    old_N = engine_N if settings.old_logprobs == "engine" else trainer_N
     loss_N, token_stats = (token_loss or resolve_loss(settings))(logp_N, old_N, adv_N, seq_N)
     # No gradient flows through it: both logprobs are detached.
-    importance_N = compute_token_ratio(proximal_N, rollout_N)
+    importance_N = compute_token_ratio(trainer_N, engine_N)
     loss_N = loss_N * _compute_tis_weights(importance_N, stale_N, settings)
     if ref_logp_N is not None:
         loss_N = loss_N + kl_coef * k3(logp_N, ref_logp_N)
     # The tokens are samples of the old policy, so this estimates KL(old || policy): k3's first argument has sampled.
     metrics = {**token_stats, "approx_kl": k3(old_N, logp_N)}
-    metrics |= {"tis_weight": importance_N, "engine_trainer_logprob_diff": (proximal_N - rollout_N).abs()}
+    metrics |= {"tis_weight": importance_N, "engine_trainer_logprob_diff": (trainer_N - engine_N).abs()}
     metrics |= {"frac_tis_truncated": importance_N > _select_tis_caps(stale_N, settings)}
     metrics |= {} if ref_logp_N is None else {"kl": k3(logp_N, ref_logp_N)}
     return (loss_N * weight_N).sum(), _compute_stats(metrics)

@@ -33,7 +33,7 @@ class ChatRenderer:
         self, family: Family, tokenizer: ChatTokenizer, vision_geometry: VisionGeometry, vocab_size: int = 0
     ) -> None:
         self.family = family.name
-        self.trees = family.trees
+        self.supports_prefix_sharing = family.supports_prefix_sharing
         self.vocab_size = max(vocab_size, tokenizer.vocab_size)  # models have more rows than tokenizers have tokens
         self.factor = vision_geometry.factor
         self.stop_ids = tuple(tokenizer.get_added_token_id(content) for content in family.stop_tokens)

@@ -159,7 +159,7 @@ def estimate_episode(
     settings, count_tokens = resolve_settings("environments", recipe.environment), build_token_counter(recipe, sizes)
     tools = resolve_tool_settings(settings)
     turns = settings.get("max_turns", 0) if tools else 0
-    calls = 1 if settings.get("dispatch") == "sequential" else settings.get("max_calls", 1)
+    calls = settings.get("max_calls_per_turn", 1) if settings.get("parallel_tool_calls", True) else 1
     calls = calls if assumptions.calls_per_turn is None else min(calls, assumptions.calls_per_turn)
     reply = min(recipe.sampling.max_tokens, assumptions.reply_tokens or recipe.sampling.max_tokens)
     prefill = _PREFILL_TOKENS if settings.get("force_think") else 0
@@ -168,7 +168,7 @@ def estimate_episode(
     results = texts + images + _TURN_MARKER_TOKENS  # tokens of a turn's tool results
     context = settings.get("max_context_tokens", 32768)
     schemas = [plugins.load("tools", name).schema for name in tools] if settings.get("show_tool_schemas", True) else []
-    system = [Message(role="system", parts=(settings["system"],))] if settings.get("system") else []
+    system = [Message(role="system", parts=(settings["system_prompt"],))] if settings.get("system_prompt") else []
     is_image = (medium or recipe.synthetic.media) == "image"  # a prompt with one image, without timestamps
 
     def estimate_conversation(
@@ -412,28 +412,29 @@ def _estimate_training(
     )
 
 
-def estimate_waves(training: TrainingCost, num_ranks: int) -> tuple[int, float]:
-    """Return the waves of a pass over a step's micro-batches, and the share of the ranks' time without one.
+def estimate_micro_steps(training: TrainingCost, num_ranks: int) -> tuple[int, float]:
+    """Return the micro-steps of a pass over a step's micro-batches, and the share of the ranks' time without one.
 
     What ranks do together, such as the optimizer's update, isn't counted.
     """
-    waves, num_tokens = list_wave_tokens(training, num_ranks)
-    return len(waves), 1 - num_tokens / (num_ranks * sum(waves))
+    micro_steps, num_tokens = list_micro_step_tokens(training, num_ranks)
+    return len(micro_steps), 1 - num_tokens / (num_ranks * sum(micro_steps))
 
 
-def list_wave_tokens(training: TrainingCost, num_ranks: int) -> tuple[list[int], int]:
-    """Return the tokens of each wave's longest micro-batch, and those of all micro-batches; both with padding.
+def list_micro_step_tokens(training: TrainingCost, num_ranks: int) -> tuple[list[int], int]:
+    """Return the tokens of each micro-step's longest micro-batch, and those of all micro-batches; both with padding.
 
-    A micro-batch takes time by its tokens; a wave as long as its longest. Mini-batches have equal shares of the rows.
+    The time of a micro-batch grows with its tokens; a micro-step takes as long as its longest micro-batch. Mini-batches
+    have equal shares of the rows.
     """
-    num_tokens, waves = 0, list[int]()
+    num_tokens, micro_steps = 0, list[int]()
     for first in range(training.num_mini_batches):
         row_lengths = training.row_lengths[first :: training.num_mini_batches]
         parts = split_rows(len(row_lengths), training.micro_batch_size, num_ranks)
         lengths = sorted((len(row_lengths[part]) * row_lengths[part.start] for part in parts), reverse=True)
         num_tokens += sum(lengths)
-        waves += lengths[::num_ranks]
-    return waves, num_tokens
+        micro_steps += lengths[::num_ranks]
+    return micro_steps, num_tokens
 
 
 def compute_tree_sizes(conversation: ConversationSize, num_episodes: int, pack_length: int) -> list[int]:
@@ -458,7 +459,7 @@ def estimate_state(
 ) -> dict[str, int]:
     """Estimate the bytes of the weights and of all that training stores per weight, on each of a node's `gpus` GPUs.
 
-    Several GPUs divide the weights in float32, so there is no master copy; a frozen vision tower isn't divided. What is
+    Several GPUs shard the weights in float32, so there is no master copy; a frozen vision tower isn't sharded. What is
     gathered at a time counts as weights and gradients: the root unit (all but the language layers) and two layers, one
     of them prefetched.
     """
@@ -469,12 +470,12 @@ def estimate_state(
     if gpus * nodes > 1:
         num_weights = sizes.num_parameters + (trained if recipe.model.lora_rank else 0)
         num_vision, num_layers = sizes.count_vision_parameters(), sizes.count_layer_parameters()
-        num_undivided = num_vision if recipe.model.lora_rank or recipe.model.trained_weights != "all" else 0
-        num_root, num_layer = sizes.num_parameters - num_layers - num_undivided, num_layers // sizes.num_layers
+        num_replicated = num_vision if recipe.model.lora_rank or recipe.model.trained_weights != "all" else 0
+        num_root, num_layer = sizes.num_parameters - num_layers - num_replicated, num_layers // sizes.num_layers
         num_gathered = 0 if recipe.model.lora_rank else num_root + num_layer  # an adapter is far smaller than a layer
         return {
-            "weights": (num_weights - num_undivided) * _FLOAT32_BYTES // gpus
-            + (num_undivided + num_root + 2 * num_layer) * size,
+            "weights": (num_weights - num_replicated) * _FLOAT32_BYTES // gpus
+            + (num_replicated + num_root + 2 * num_layer) * size,
             "gradients": trained * _FLOAT32_BYTES // gpus + num_gathered * size,
             "optimizer_state": (2 * trained - num_muon) * _FLOAT32_BYTES // gpus,
             "master_weights": 0,

@@ -11,10 +11,10 @@ from saccade.checks.estimates import (
     TrainingCost,
     estimate_environment,
     estimate_memory,
+    estimate_micro_steps,
     estimate_rl_training,
     estimate_rollouts,
     estimate_sft_training,
-    estimate_waves,
     resolve_assumptions,
     resolve_model_sizes,
 )
@@ -28,7 +28,7 @@ NOTE = (
     "frequent. --reply and --calls plan a usual step instead. A video has the size shown and at least as many frames "
     "as the budget; a question has {question} tokens. Text is counted with the model's tokenizer if its folder exists, "
     "else as one token per word, digit and run of punctuation.\n"
-    "Weights, gradients, optimizer state and copies are divided evenly over the GPUs; gradients are float32 during a "
+    "Weights, gradients, optimizer state and copies are sharded evenly over the GPUs; gradients are float32 during a "
     "step. Activations are what autograd saves of one micro-batch with an attention that saves no scores; logits are "
     "five float32 copies of one chunk. Fragmentation and the libraries' own memory come on top."
 )
@@ -46,7 +46,7 @@ def build_plan(
 ) -> list[Table]:
     """Build the plan of a recipe: a summary, and one step of each stage that the recipe configures.
 
-    The `gpus` of a node divide the weights, and each of the `nodes` has a copy.
+    The `gpus` of a node shard the weights, and each of the `nodes` has a copy.
     A step of a recipe with several environments is planned once for each, as if all tasks selected it; the memory is
     that of the largest. Raises SaccadeError for a recipe that can't be planned.
     """
@@ -67,7 +67,7 @@ def build_plan(
             else:
                 training = estimate_sft_training(recipe, episode)
                 title, rows = f"One SFT step{suffix}", _build_training_rows(training)
-            rows += _build_wave_rows(training, gpus * nodes)
+            rows += _build_micro_step_rows(training, gpus * nodes)
             tables.append(Table(title=title, header=("", "", ""), rows=tuple(rows)))
             kl = recipe.rl.kl if stage == "RL" else None
             memory.append(estimate_memory(recipe, sizes, optim, training, gpus=gpus, nodes=nodes, kl=kl))
@@ -156,12 +156,12 @@ def _build_training_rows(cost: TrainingCost) -> list[TableRow]:
     return rows
 
 
-def _build_wave_rows(cost: TrainingCost, num_ranks: int) -> list[TableRow]:
+def _build_micro_step_rows(cost: TrainingCost, num_ranks: int) -> list[TableRow]:
     if num_ranks == 1:
         return []
-    num_waves, idle_share = estimate_waves(cost, num_ranks)
+    num_micro_steps, idle_share = estimate_micro_steps(cost, num_ranks)
     idle = f"one micro-batch for each of {num_ranks:,} GPUs; they wait {idle_share:.0%} of the time for each other's"
-    return [("waves of micro-batches", f"{num_waves:,}", idle)]
+    return [("micro-steps", f"{num_micro_steps:,}", idle)]
 
 
 def _build_memory_table(recipe: Recipe, estimates: dict[str, MemoryEstimate], gpus: int, nodes: int) -> Table:

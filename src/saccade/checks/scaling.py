@@ -22,7 +22,7 @@ from saccade.checks.estimates import (
     estimate_episode,
     estimate_memory,
     estimate_rl_training,
-    list_wave_tokens,
+    list_micro_step_tokens,
     resolve_assumptions,
     resolve_model_sizes,
 )
@@ -117,13 +117,13 @@ class ClusterPlanner:
 
     def simulate(self, trainer_gpus: int, servers: int) -> ClusterPlan:
         """Simulate a cluster that fits. Raises ConfigError if a server can't hold a conversation."""
-        waves, num_tokens = list_wave_tokens(self._training, trainer_gpus)
+        micro_steps, num_tokens = list_micro_step_tokens(self._training, trainer_gpus)
         workers = self._recipe.rollouts.ray if self._recipe.rollouts.launcher == "ray" else None
         # A run's rows are shorter than the longest ones of the plan.
         packed_share = self._workload.packed_tokens / self._training.packed_tokens
         cluster = Cluster(
-            wave_tokens=round(sum(waves) * packed_share),
-            wave_idle=1 - num_tokens / (trainer_gpus * sum(waves)),
+            micro_step_tokens=round(sum(micro_steps) * packed_share),
+            micro_step_idle=1 - num_tokens / (trainer_gpus * sum(micro_steps)),
             servers=max(servers, 1),
             workers=workers.workers if workers else 1,
             episodes_per_worker=workers.max_episodes if workers else MAX_EPISODES_IN_PROGRESS,
@@ -162,7 +162,9 @@ class ClusterPlanner:
         return best or problem or "servers sample on GPUs beside the trainer's: at least 2 are needed"
 
     def _compute_train_seconds(self, trainer_gpus: int) -> float:
-        return sum(list_wave_tokens(self._training, trainer_gpus)[0]) * self._get_costs(trainer_gpus).trained_token
+        return (
+            sum(list_micro_step_tokens(self._training, trainer_gpus)[0]) * self._get_costs(trainer_gpus).trained_token
+        )
 
     def _get_costs(self, trainer_gpus: int) -> StageCosts:
         return self._costs or derive_h100_costs(
@@ -326,7 +328,7 @@ def measure_run(folder: Path, trainer_gpus: int) -> MeasuredRun:
     if not records:
         raise DataError(
             f"{folder} has no costs to measure: at least two RL steps that trained are needed, with their episodes "
-            "(episodes.keep above 0)",
+            "(episodes.max_gib above 0)",
             key=str(folder),
         )
     recipe = load_recipe(str(folder / "recipe.yaml"))

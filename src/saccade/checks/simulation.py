@@ -121,12 +121,13 @@ class Workload:
 class Cluster:
     """What runs the steps.
 
-    `wave_tokens` are the packed tokens, padded, that a trainer GPU with the longest micro-batch of every wave trains on
-    in a pass over a step's rows; `wave_idle` is the share of that time in which an average GPU waits for it.
+    `micro_step_tokens` are the packed tokens, padded, that a trainer GPU with the longest micro-batch of every
+    micro-step trains on in a pass over a step's rows; `micro_step_idle` is the share of that time in which an average
+    GPU waits for it.
     """
 
-    wave_tokens: int
-    wave_idle: float
+    micro_step_tokens: int
+    micro_step_idle: float
     servers: int
     workers: int = 1
     threads_per_worker: int = 4
@@ -407,9 +408,9 @@ class _Simulator:
     def run(self, num_steps: int) -> SimulationResult:
         """Simulate the trainer: it waits for the groups of each step, updates the policy, and syncs the weights."""
         workload, costs, totals = self._workload, self._costs, _Totals()
-        wave_seconds = self._cluster.wave_tokens * costs.trained_token
+        micro_step_seconds = self._cluster.micro_step_tokens * costs.trained_token
         optimizer_seconds = workload.num_updates * costs.optimizer_step
-        train_seconds = workload.packed_tokens * costs.packed_token + wave_seconds + optimizer_seconds
+        train_seconds = workload.packed_tokens * costs.packed_token + micro_step_seconds + optimizer_seconds
         sync_seconds = costs.sync + workload.weight_bytes * costs.sync_byte
         for step in range(num_steps):
             if step == workload.max_staleness + 1:
@@ -430,7 +431,7 @@ class _Simulator:
             self._start_groups()
             self._wait(costs.step)
             totals.train += train_seconds
-            totals.busy += wave_seconds * (1 - self._cluster.wave_idle) + optimizer_seconds
+            totals.busy += micro_step_seconds * (1 - self._cluster.micro_step_idle) + optimizer_seconds
             totals.sync += sync_seconds
         return self._summarize(totals, num_steps - workload.max_staleness - 1)
 

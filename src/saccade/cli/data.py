@@ -264,17 +264,17 @@ def _check(
     ] = True,
     recipe: Annotated[
         str | None,
-        typer.Option(help="The recipe whose environment rehearses demonstrations; by default a published one."),
+        typer.Option(help="The recipe whose environment replays demonstrations; by default a published one."),
     ] = None,
     model: Annotated[Path | None, typer.Option(help="The checkpoint whose tokens count for limits of length.")] = None,
 ) -> None:
     """Validate datasets: rows, files, times, answers, duplicates, and overlap between splits.
 
-    Demonstrations are rehearsed: the recipe's environment runs their calls and code, and reports those that can't be
+    Demonstrations are replayed: the recipe's environment runs their calls and code, and reports those that can't be
     learned whole.
     """
     from saccade.data.validate import FINDING_DESCRIPTIONS, NOTE_FINDINGS, validate_dataset
-    from saccade.runs.rehearsal import rehearse_file
+    from saccade.runs.demonstration_check import check_demonstration_file
 
     _register(answer_types)
     with show_progress("check") as update_progress:
@@ -297,8 +297,8 @@ def _check(
             for example in split.examples[finding]:
                 print_text(out, f"    {example}", style="dim")
     for file in files if open_media else ():
-        with show_progress("rehearse") as update_progress:
-            report = rehearse_file(
+        with show_progress("check") as update_progress:
+            report = check_demonstration_file(
                 file, recipe=recipe, model=model, media_root=root, on_progress=lambda done: update_progress(done, "")
             )
         if report is not None:

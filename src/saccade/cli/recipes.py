@@ -92,14 +92,16 @@ def _check(
     gpus: Annotated[
         int, typer.Option(min=1, max=1024, help="GPUs of a node, among which training divides the model.")
     ] = 1,
-    nodes: Annotated[int, typer.Option(min=1, max=4096, help="Nodes; each has a copy of the divided model.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, max=4096, help="Nodes; each has a copy of the sharded model.")] = 1,
     servers: Annotated[
         int | None,
         typer.Option(min=1, max=4096, help="Servers of the simulated steps, a GPU each; 1, 2, 4, … by default."),
     ] = None,
     up_to: Annotated[
         int,
-        typer.Option("--up-to", min=0, max=4096, help="Simulate clusters of 1 to this many GPUs, each best divided."),
+        typer.Option(
+            "--up-to", min=0, max=4096, help="Simulate clusters of 1 to this many GPUs, each split in the best way."
+        ),
     ] = 0,
     costs: Annotated[
         Path | None,

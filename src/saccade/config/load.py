@@ -4,7 +4,7 @@ import difflib
 import functools
 import math
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -104,6 +104,13 @@ def dump_recipe(recipe: Recipe, folder: Path | None = None) -> str:
     values = recipe.model_dump(mode="json")
     values = values if folder is None else relativize_paths(values, folder)
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def check_run_recipe(path: Path, sections: Container[str]) -> None:
+    """Raise RunError if the recipe in a run folder lacks the last section, since `dump_recipe` writes every section."""
+    if tuple(Recipe.model_fields)[-1] not in sections:
+        message = f"{path} is cut off: a run's recipe has every section; restore it"
+        raise RunError(message, key=str(path))
 
 
 def format_value(value: Any) -> str:

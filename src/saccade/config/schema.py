@@ -500,7 +500,7 @@ class CheckpointConfig(Section):
     metric: str = "greedy/accuracy"  # metric of the validation that `best` compares
     mode: Literal["max", "min"] = "max"  # whether the largest or the smallest value of `metric` is the best
     every: NonNegativeInt = 0  # interval of further checkpoints that are saved and kept, steps; 0 = off
-    keep: tuple[PositiveInt, ...] = ()  # steps whose checkpoints are saved and kept
+    keep_steps: tuple[PositiveInt, ...] = ()  # steps whose checkpoints are saved and kept
     # whether a checkpoint is written while the training continues, from a copy of weights and optimizer in the memory
     # of the CPU; false = the training waits, without a copy
     background: bool = True
@@ -536,7 +536,7 @@ class SftConfig(StageConfig):
     # action for a demonstration that can't be replayed whole: refuse = stop before the first step, skip = leave it out
     on_bad_demonstration: Literal["refuse", "skip"] = "refuse"
     # demonstrations that are replayed before the first step, evenly spread; 0 = all. The others are when they are drawn
-    num_rehearsed: NonNegativeInt = 0
+    num_checked: NonNegativeInt = 0
     # learn demonstrations whose own recorded tool results are errors, as published; false = they can't be learned
     accept_recorded_errors: bool = False
 
@@ -765,12 +765,12 @@ class EpisodesConfig(Section):
     """The episodes of RL and of validations, written to the folder `episodes` of the run."""
 
     # disk space of the episodes and their tokens' values, GiB; the oldest steps are deleted first; 0 = none are written
-    keep: NonNegativeFloat = 2.0
+    max_gib: NonNegativeFloat = 2.0
 
     @property
     def max_bytes(self) -> int:
         """Return the disk space in bytes."""
-        return round(self.keep * 2**30)
+        return round(self.max_gib * 2**30)
 
 
 class AlarmConfig(Section):

@@ -1,13 +1,13 @@
 """Mix datasets by weight into one endless sequence of tasks.
 
     weights 2 : 1          cycle 0           cycle 1
-    position               0  1  2           3  4  5   ...
-    dataset                a  b  a           a  a  b
-    position in dataset    0  0  1           2  3  1
+    prompt index            0  1  2           3  4  5   ...
+    dataset                 a  b  a           a  a  b
+    index in dataset        0  0  1           2  3  1
 
 Every cycle takes the share of its weight from each dataset, in shuffled order. Each dataset is traversed in epochs as
-if it were alone: every task once, in the order of the epoch. Everything follows from the seed and the position, so that
-a run resumes from a position alone, and a single dataset gives the same order with and without a mixture.
+if it were alone: every task once, in the order of the epoch. Everything follows from the seed and the prompt index, so
+that a run resumes from an index alone, and a single dataset gives the same order with and without a mixture.
 """
 
 import functools
@@ -22,7 +22,7 @@ from saccade.errors import DataError
 from saccade.types import Task
 from saccade.utils.hashing import derive_seed
 
-MAX_CYCLE_LENGTH = 1000  # positions
+MAX_CYCLE_LENGTH = 1000  # prompts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,25 +48,25 @@ class Mixture(Sequence[Task]):
     def __len__(self) -> int:
         return sum(map(len, self.datasets))
 
-    def get_task(self, seed: int, position: int) -> tuple[Task, int]:
-        """Return the task at a position of the sequence, and the epoch of its dataset."""
+    def get_task(self, seed: int, prompt_index: int) -> tuple[Task, int]:
+        """Return the task at an index of the sequence, and the epoch of its dataset."""
         dataset = self.datasets[0]
         if len(self.datasets) > 1:
-            # From the position alone: a resumed run needs no other state.
+            # From the prompt index alone: a resumed run needs no other state.
             counts = compute_cycle_counts(self.weights)
-            cycle, rank = divmod(position, sum(counts))
+            cycle, rank = divmod(prompt_index, sum(counts))
             index, offset = shuffle_cycle(counts, seed, cycle)[rank]
-            dataset, position = self.datasets[index], cycle * counts[index] + offset
+            dataset, prompt_index = self.datasets[index], cycle * counts[index] + offset
             seed = derive_seed("part", seed, index)  # two datasets of the same length must not be shuffled alike
-        epoch, rank = divmod(position, len(dataset))
+        epoch, rank = divmod(prompt_index, len(dataset))
         return dataset[compute_epoch_order(len(dataset), seed, epoch)[rank]], epoch
 
 
 @functools.lru_cache(maxsize=64)
 def compute_cycle_counts(weights: tuple[float, ...]) -> tuple[int, ...]:
-    """Return the positions per cycle of each dataset: the shortest cycle with exact shares, at most 1000 positions.
+    """Return the prompts per cycle of each dataset: the shortest cycle with exact shares, at most 1000 prompts.
 
-    Weights that need a longer cycle are rounded by largest remainder; every dataset gets at least one position.
+    Weights that need a longer cycle are rounded by largest remainder; every dataset gets at least one prompt.
 
     >>> compute_cycle_counts((2.0, 1.0)), compute_cycle_counts((0.7, 0.3))
     ((2, 1), (7, 3))
@@ -86,7 +86,7 @@ def compute_cycle_counts(weights: tuple[float, ...]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=8)
 def shuffle_cycle(counts: tuple[int, ...], seed: int, cycle: int) -> tuple[tuple[int, int], ...]:
-    """Return, for each position of a cycle, the dataset's index and its number of earlier positions in the cycle."""
+    """Return, for each prompt of a cycle, the dataset's index and the number of its earlier prompts in the cycle."""
     # Every cycle holds each dataset's exact share, so that no part of training lacks one by chance.
     indices = [index for index, count in enumerate(counts) for _ in range(count)]
     random.Random(derive_seed("mixture", seed, cycle)).shuffle(indices)
@@ -94,7 +94,7 @@ def shuffle_cycle(counts: tuple[int, ...], seed: int, cycle: int) -> tuple[tuple
     return tuple((index, next(offsets[index])) for index in indices)
 
 
-@functools.lru_cache(maxsize=32)  # a training step looks up each of its positions
+@functools.lru_cache(maxsize=32)  # a training step looks up each of its prompts
 def compute_epoch_order(num_tasks: int, seed: int, epoch: int) -> tuple[int, ...]:
     """Return the shuffled indices of a dataset's tasks in an epoch."""
     indices = list(range(num_tasks))

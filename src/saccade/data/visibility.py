@@ -1,6 +1,6 @@
 """Decide whether an overview shows what a task needs, from extras that any dataset may have.
 
-needs            spans in seconds, a frame of each of which must be seen
+evidence         spans in seconds, a frame of each of which must be seen
 cover            [start, end) in seconds in which every slot of `event_seconds` must be seen
 cards and looks  of an image: its objects, and those that must be inspected
 """
@@ -21,10 +21,14 @@ def is_answerable(task: Task, times: Sequence[float]) -> bool | None:
     extras = task.extras
     if {"cards", "looks"} <= extras.keys():
         return not extras["looks"]
-    cover, length, needs = to_span(extras.get("cover")), to_finite(extras.get("event_seconds")), extras.get("needs")
-    if cover is None or length is None or length <= 0 or not isinstance(needs, list | tuple):
+    cover, length, evidence = (
+        to_span(extras.get("cover")),
+        to_finite(extras.get("event_seconds")),
+        extras.get("evidence"),
+    )
+    if cover is None or length is None or length <= 0 or not isinstance(evidence, list | tuple):
         return None
-    spans = [to_span(need) for need in needs]
+    spans = [to_span(region) for region in evidence]
     if None in spans:
         return None
     if not all(any(start <= time < end for time in times) for start, end in filter(None, spans)):

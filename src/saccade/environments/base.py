@@ -45,7 +45,7 @@ class PromptSettings(EnvironmentSettings):
     question_template: QuestionTemplate = "{question}"
     # row = the system turn of the task's row, if it has one, and its question without the template; environment = the
     # environment's own
-    system_prompt: Literal["environment", "row"] = "environment"
+    system_prompt_source: Literal["environment", "row"] = "environment"
 
 
 class ConfiguredEnvironment(Environment):

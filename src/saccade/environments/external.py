@@ -39,15 +39,15 @@ class PromptFormat(Section):
     `tool_format` names the parser, of chat/tool_formats or as a path relative to the prompt file. The model family's
     chat template lists `tool_schemas` beside `system`, or beside the family's own system prompt if that is empty.
     `timestamp_format` precedes a frame and may hold `seconds` and `number`. `tools` are Saccade's, which calls reach;
-    `tool_names` are their names in the prompt. With the tools off, `no_tools_system` and `no_tools_question`
+    `tool_names` are their names in the prompt. With the tools off, `no_tools_system_prompt` and `no_tools_question`
     replace `system` and `question`, if they are given.
     """
 
     tool_format: str = "tool_call"
-    system: str = ""
+    system_prompt: str = ""
     tool_schemas: tuple[dict[str, Any], ...] = ()
     question: str = "{question}"
-    no_tools_system: str | None = None
+    no_tools_system_prompt: str | None = None
     no_tools_question: str | None = None
     num_frames: PositiveInt = 64
     frame_pixels: IntRange = (784, 50176)
@@ -60,7 +60,7 @@ class PromptFormat(Section):
     tool_names: tuple[str, ...] = ()
     accept_untagged_answer: bool = True
     max_turns: NonNegativeInt = 0
-    max_calls: PositiveInt = 1
+    max_calls_per_turn: PositiveInt = 1
 
 
 def list_prompt_formats() -> tuple[str, ...]:
@@ -111,7 +111,7 @@ class ExternalSettings(Section):
     prompt_format: Annotated[str, AfterValidator(_validate_prompt_format)] = "agentic_general"
     tools: Tools | None = None  # tools by name, each with its own settings; {} = the control without tools
     max_turns: NonNegativeInt | None = None  # turns whose calls are run
-    max_calls: PositiveInt | None = None  # calls per turn
+    max_calls_per_turn: PositiveInt | None = None  # calls per turn
     num_frames: PositiveInt | None = None  # frames of all videos together, unless the task has a frame budget
     frame_pixels: IntRange | None = None  # minimum and maximum pixels per frame
     image_pixels: IntRange = (3136, 2000000)  # minimum and maximum pixels per image
@@ -132,7 +132,7 @@ class External(ToolEnvironment):
         prompt_format, self.parse_text = load_prompt_format(given.prompt_format)
         tools = prompt_format.tools if given.tools is None else given.tools
         if not tools:  # a control, in which no text offers a tool
-            texts = {"system": prompt_format.no_tools_system, "question": prompt_format.no_tools_question}
+            texts = {"system_prompt": prompt_format.no_tools_system_prompt, "question": prompt_format.no_tools_question}
             update = {key: text for key, text in texts.items() if text is not None}
             prompt_format = prompt_format.model_copy(update={**update, "tool_schemas": ()})
         self.prompt_format, self.tool_result_role = prompt_format, prompt_format.tool_result_role
@@ -156,7 +156,7 @@ class External(ToolEnvironment):
             task,
             ctx,
             self.settings,
-            system=self.settings.system,
+            system_prompt=self.settings.system_prompt,
             timestamp_format=self.prompt_format.timestamp_format,
             tags_as_tokens=True,
         )

@@ -45,7 +45,7 @@ class OpenEnvSettings(EnvironmentSettings):
     reset: Mapping[str, Any] = {}  # arguments of every reset; a task's `extras.reset` takes precedence
     text_fields: tuple[str, ...] = ()  # fields of an observation that the model reads, in order; empty = all but images
     image_fields: tuple[str, ...] = ()  # fields of an observation that hold images
-    system: str = ""  # system prompt; empty = none
+    system_prompt: str = ""  # system prompt; empty = none
     max_replies: PositiveInt = 32  # replies per episode, each of which is an action
     timeout: PositiveFloat = 60.0  # longest wait for a response of the server, seconds
     max_wait: NonNegativeFloat = 600.0  # longest wait for a session while the server is at capacity, seconds
@@ -100,7 +100,7 @@ class Openenv(ConfiguredEnvironment):
             raise self.build_error(f"ended task {task.id} at its reset")
         parts = await self.build_parts(result.observation, ctx)
         user = Message(role="user", parts=((f"{task.question}\n", *parts) if task.question else parts))
-        return Observation(messages=with_system(self.settings.system, user))
+        return Observation(messages=with_system(self.settings.system_prompt, user))
 
     async def step(self, reply: Reply, ctx: Context) -> Observation | Done:
         """Send the reply's action. Raises EnvironmentServerError if the server fails."""

@@ -1,12 +1,12 @@
 """The environment of tools: show an overview of the media, run the calls of each reply concurrently.
 
 With `tools={"crop_video": {}}` sub-agents answer questions about windows of the video (ParaVT, arXiv 2605.20342);
-`dispatch="sequential"` runs one call per turn, as the LongVT baseline does. With `tools={"zoom_image": {}}` the model
-sees boxes of images itself. `tools={}` is the control without tools.
+`parallel_tool_calls=False` runs one call per turn, as the LongVT baseline does. With `tools={"zoom_image": {}}` the
+model sees boxes of images itself. `tools={}` is the control without tools.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from saccade.environments.tool_environment import ToolEnvironment, ToolSettings
 from saccade.tools.base import Tools
@@ -25,14 +25,14 @@ class ParallelCropSettings(ToolSettings):
     """Settings of `parallel_crop`."""
 
     tools: Tools = DEFAULT_TOOLS  # tools by name, each with its own settings
-    dispatch: Literal["parallel", "sequential"] = "parallel"  # sequential = max_calls is 1: other calls are refused
+    parallel_tool_calls: bool = True  # false = one call per turn: further ones are refused, whatever max_calls_per_turn
     show_tool_schemas: bool = True  # list the tools in the system turn
-    system: str = SYSTEM_PROMPT  # system prompt; empty = none
+    system_prompt: str = SYSTEM_PROMPT  # system prompt; empty = none
     final_answer_prompt: str = FINAL_ANSWER_PROMPT  # user's message after the last tool turn; empty = none
 
 
 class ParallelCrop(ToolEnvironment):
-    """Show an overview, then run the calls of each reply concurrently: `max_calls` per turn, `max_turns` tool turns."""
+    """Show an overview, then run the calls of each reply concurrently, at most `max_calls_per_turn` of them."""
 
     settings: ParallelCropSettings
 
@@ -42,9 +42,9 @@ class ParallelCrop(ToolEnvironment):
         return super().tool_schemas if self.settings.show_tool_schemas else ()
 
     @property
-    def max_calls(self) -> int:
+    def max_calls_per_turn(self) -> int:
         """See ToolEnvironment."""
-        return 1 if self.settings.dispatch == "sequential" else self.settings.max_calls
+        return self.settings.max_calls_per_turn if self.settings.parallel_tool_calls else 1
 
 
 parallel_crop = ParallelCrop

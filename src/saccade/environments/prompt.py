@@ -24,15 +24,15 @@ async def build_prompt(
     ctx: Context,
     settings: PromptSettings,
     *,
-    system: str,
+    system_prompt: str,
     timestamp_format: str = TIMESTAMP_FORMAT,
     tags_as_tokens: bool = False,
 ) -> tuple[Message, ...]:
     """Return the messages of the prompt; they show min(K, frames in the videos) video frames.
 
     Media are shown in order: of a video its overview, each frame after its timestamp; an image alone. Several videos
-    share the K frames. An empty `system` is left out; the settings decide whether the task's own system turn replaces
-    it. Raises MediaError if the media can't be shown.
+    share the K frames. An empty `system_prompt` is left out; the settings decide whether the task's own system turn
+    replaces it. Raises MediaError if the media can't be shown.
     """
 
     async def load_video(path: str, max_frames: int, cues: tuple[Cue, ...]) -> list[str | ImageRef]:
@@ -41,12 +41,12 @@ async def build_prompt(
     parts = await load_media(task, ctx, settings, load_video)
     user = Message(role="user", parts=(*parts, await fill_question(task, ctx, settings)), tags_as_tokens=tags_as_tokens)
     own_system = find_row_system_prompt(task, settings)
-    return with_system(system if own_system is None else own_system, user, tags_as_tokens=tags_as_tokens)
+    return with_system(system_prompt if own_system is None else own_system, user, tags_as_tokens=tags_as_tokens)
 
 
 def find_row_system_prompt(task: Task, settings: PromptSettings) -> str | None:
     """Return the system turn of the task's row, `extras.system`, which may be empty; None if the settings ignore it."""
-    own = task.extras.get("system") if settings.system_prompt == "row" else None
+    own = task.extras.get("system") if settings.system_prompt_source == "row" else None
     return own if isinstance(own, str) else None
 
 

@@ -45,16 +45,16 @@ class PythonSettings(ToolSettings):
     video_in_prompt: bool = False  # show an overview of a video's frames; otherwise only its size, length and rate
     image_in_prompt: bool = True  # show the task's images; otherwise only their sizes, and code shows what it takes
     max_turns: NonNegativeInt = 4  # turns whose code is run; one more reply follows the last one
-    max_calls: PositiveInt = 1  # code blocks per turn; further ones are refused
+    max_calls_per_turn: PositiveInt = 1  # code blocks per turn; further ones are refused
     num_frames: PositiveInt = 16  # frames of all videos together, unless the task has a frame budget
     max_tool_result_tokens: PositiveInt = 2048  # longest text of a result, tokens; the rest is truncated
     force_think: bool = False  # start every reply with <think>
-    system: str = SYSTEM_PROMPT  # system prompt; empty = none
+    system_prompt: str = SYSTEM_PROMPT  # system prompt; empty = none
     final_answer_prompt: str = FINAL_ANSWER_PROMPT  # user's message after the last tool turn; empty = none
 
 
 class Python(ToolEnvironment):
-    """Run the Python blocks of each reply: `max_calls` per turn, `max_turns` turns.
+    """Run the Python blocks of each reply: `max_calls_per_turn` per turn, `max_turns` turns.
 
     The published environment runs the last block of a turn, or a fence outside of a block; here every further block is
     refused with an error result, and a fence alone is text. Images, and frames in the prompt, are named and bound as
@@ -94,7 +94,7 @@ class Python(ToolEnvironment):
             parts = [next(facts, "") if part in self.runtime_images else part for part in parts]
         named_parts = wrap_images_in_names(parts, len(self.runtime_images))
         user = Message(role="user", parts=(*named_parts, await fill_question(task, ctx, self.settings)))
-        return with_system(self.settings.system if own_system is None else own_system, user)
+        return with_system(self.settings.system_prompt if own_system is None else own_system, user)
 
     async def describe_image(self, index: int, ctx: Context) -> str:
         """Return the facts about an image that the prompt doesn't show."""

@@ -19,7 +19,7 @@ class SingleTurnSettings(PromptSettings):
     """Settings of `single_turn`."""
 
     force_think: bool = False  # start the reply with <think>
-    system: str | None = None  # system prompt; empty = none, null = the packaged one, with or without thinking
+    system_prompt: str | None = None  # system prompt; empty = none, null = the packaged one, with or without thinking
 
 
 class SingleTurn(ConfiguredEnvironment):
@@ -30,10 +30,10 @@ class SingleTurn(ConfiguredEnvironment):
     async def reset(self, task: Task, ctx: Context) -> Observation:
         """Return the prompt. Raises MediaError if the task's media can't be shown."""
         self.task = task
-        system = self.settings.system
-        if system is None:
-            system = THINK_SYSTEM_PROMPT if self.settings.force_think else SYSTEM_PROMPT
-        messages = await build_prompt(task, ctx, self.settings, system=system)
+        system_prompt = self.settings.system_prompt
+        if system_prompt is None:
+            system_prompt = THINK_SYSTEM_PROMPT if self.settings.force_think else SYSTEM_PROMPT
+        messages = await build_prompt(task, ctx, self.settings, system_prompt=system_prompt)
         prefill = THINK_PREFILL if self.settings.force_think else ""
         return Observation(messages=messages, prefill=prefill, num_frames=count_frames(collect_images(messages)))
 

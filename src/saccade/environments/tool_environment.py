@@ -56,10 +56,10 @@ class ToolSettings(PromptSettings):
 
     tools: Tools = NO_TOOLS  # tools by name, each with its own settings
     max_turns: NonNegativeInt = 3  # turns whose calls are run; one more reply follows the last one
-    max_calls: PositiveInt = 5  # calls per turn
+    max_calls_per_turn: PositiveInt = 5  # calls per turn
     max_tool_result_tokens: PositiveInt = 512  # longest text of a result, tokens; the rest is truncated
     force_think: bool = True  # start every reply with <think>
-    system: str = ""  # system prompt; empty = none
+    system_prompt: str = ""  # system prompt; empty = none
     final_answer_prompt: str = ""  # user's message after the last tool turn; empty = none
     # longest reply to final_answer_prompt, tokens; null = sampling.max_tokens
     max_final_answer_tokens: PositiveInt | None = None
@@ -128,7 +128,7 @@ class ToolEnvironment(ConfiguredEnvironment):
 
     async def build_prompt(self, task: Task, ctx: Context) -> tuple[Message, ...]:
         """Return the messages of the prompt."""
-        return await build_prompt(task, ctx, self.settings, system=self.settings.system)
+        return await build_prompt(task, ctx, self.settings, system_prompt=self.settings.system_prompt)
 
     def format_result(self, result: ToolResult, first_image_index: int) -> tuple[str | ImageRef, ...]:
         """Return a result as the model reads it; its first image is the conversation's image `first_image_index`."""
@@ -151,9 +151,9 @@ class ToolEnvironment(ConfiguredEnvironment):
         return self.settings.max_turns if self.settings.tools else min(self.settings.max_turns, 1)
 
     @property
-    def max_calls(self) -> int:
+    def max_calls_per_turn(self) -> int:
         """How many calls of a turn are run."""
-        return self.settings.max_calls
+        return self.settings.max_calls_per_turn
 
     @property
     def prefill(self) -> str:
@@ -196,8 +196,8 @@ class ToolEnvironment(ConfiguredEnvironment):
             elif call.name not in self.tools_by_name:
                 hint = f"there is {', '.join(self.tool_names)}" if self.settings.tools else "answer without tools"
                 reasons.append(f"there is no tool {call.name[:40]!r}; {hint}")
-            elif reasons.count(None) >= self.max_calls:  # None marks a call that is run
-                reasons.append(f"too many calls: {self.max_calls} per turn, and this one was not run")
+            elif reasons.count(None) >= self.max_calls_per_turn:  # None marks a call that is run
+                reasons.append(f"too many calls: {self.max_calls_per_turn} per turn, and this one was not run")
             else:
                 reasons.append(None)
         return reasons

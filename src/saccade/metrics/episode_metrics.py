@@ -398,5 +398,5 @@ def _compute_slice_metrics(scored: Sequence[ScoredEpisode]) -> dict[str, float]:
     means = {key: fmean(values) for key, values in sorted(metrics.items())}
     for budget, (skipped, called) in sorted(rewards_by_call.items()):
         if called and skipped:  # comparable only if some episodes called and some did not
-            means[f"call_gain/K={budget}"] = fmean(called) - fmean(skipped)
+            means[f"call_reward_diff/K={budget}"] = fmean(called) - fmean(skipped)
     return means

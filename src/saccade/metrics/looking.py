@@ -1,11 +1,11 @@
-"""Measure where calls looked, against what a task needs to be seen. Pure functions.
+"""Measure where calls looked, against the evidence of its task. Pure functions.
 
-    task.extras["needs"]      spans [start, end] in seconds, or boxes [left, top, right, bottom] in pixels of the image
+    task.extras["evidence"]   spans [start, end] in seconds, or boxes [left, top, right, bottom] in pixels of the image
     task.extras["policies"]   accuracy and calls of reference policies
     task.extras["tool_call_penalty"]  what a call costs, in units of accuracy
     an executed call          what it looked at: its window, its box, or the boxes that its code writes out
 
-Any dataset may have these extras; a task without `needs` has no metrics of looking.
+Any dataset may have these extras; a task without `evidence` has no metrics of looking.
 """
 
 import ast
@@ -29,9 +29,9 @@ POLICY_LABELS = {
 }
 LOOKING_LABELS = {
     "hit_rate": "calls that hit what must be seen",
-    "found": "episodes with a hit",
+    "hit_fraction": "episodes with a hit",
     "first_hit_turn": "turn of the first hit",
-    "needs_seen": "needed regions seen",
+    "evidence_recall": "evidence seen",
     "coverage": "part of the media looked at",
     "overlap": "overlap of parallel calls",
     "visual_tokens_per_correct": "visual tokens per correct answer",
@@ -59,7 +59,7 @@ class Looking:
 
     looks: tuple[Look, ...]
     first_hit_turn: int | None  # from 1; None without a hit
-    needs_seen: float  # fraction of the needed regions that a call overlaps
+    evidence_recall: float  # fraction of the needed regions that a call overlaps
     coverage: float | None  # fraction of the clip's length or the picture's area; None if its size is unknown
     overlap: float | None  # fraction of the calls of one turn that repeats others of it; None without parallel calls
 
@@ -74,8 +74,8 @@ class Policy:
 
 def compute_looking(episode: Episode) -> Looking | None:
     """Return where the calls of an episode looked; None if its task doesn't say what must be seen."""
-    needs, extent = parse_needs(episode.task), _measure_media(episode.task)
-    if not needs:
+    evidence, extent = parse_evidence(episode.task), _measure_media(episode.task)
+    if not evidence:
         return None
     looks, overlaps = list[Look](), list[tuple[float, float]]()
     for number, turn in enumerate(episode.turns):
@@ -85,7 +85,7 @@ def compute_looking(episode: Episode) -> Looking | None:
             if result.was_executed and (regions := find_regions(call, result, episode.task))
         ]
         for regions in regions_by_call:
-            is_hit = any(_overlaps(region, need) for region in regions for need in needs)
+            is_hit = any(_overlaps(region, needed) for region in regions for needed in evidence)
             looks.append(Look(turn=number, regions=regions, is_hit=is_hit))
         parallel = list(itertools.chain.from_iterable(regions_by_call))
         if len(parallel) > 1:
@@ -95,7 +95,7 @@ def compute_looking(episode: Episode) -> Looking | None:
     return Looking(
         looks=tuple(looks),
         first_hit_turn=next((look.turn + 1 for look in looks if look.is_hit), None),
-        needs_seen=fmean(any(_overlaps(region, need) for region in seen) for need in needs),
+        evidence_recall=fmean(any(_overlaps(region, needed) for region in seen) for needed in evidence),
         coverage=min(1.0, measure_union(seen) / extent) if extent else None,
         overlap=1 - sum(union for union, _ in overlaps) / total if total else None,
     )
@@ -116,9 +116,9 @@ def compute_looking_metrics(scored: Sequence[ScoredEpisode], accuracies: Sequenc
     hits = [look.is_hit for _, looking, _ in pairs for look in looking.looks]
     values: dict[str, list[float]] = {
         "hit_rate": [float(hit) for hit in hits],
-        "found": [float(looking.first_hit_turn is not None) for _, looking, _ in pairs],
+        "hit_fraction": [float(looking.first_hit_turn is not None) for _, looking, _ in pairs],
         "first_hit_turn": [looking.first_hit_turn for _, looking, _ in pairs if looking.first_hit_turn is not None],
-        "needs_seen": [looking.needs_seen for _, looking, _ in pairs],
+        "evidence_recall": [looking.evidence_recall for _, looking, _ in pairs],
         "coverage": [looking.coverage for _, looking, _ in pairs if looking.coverage is not None],
         "overlap": [looking.overlap for _, looking, _ in pairs if looking.overlap is not None],
     }
@@ -161,10 +161,10 @@ def get_tool_call_penalty(task: Task) -> float:
     return to_finite(task.extras.get("tool_call_penalty")) or 0.0
 
 
-def parse_needs(task: Task) -> tuple[Region, ...]:
-    """Return the regions that a task needs to be seen; () if its extras hold none."""
-    needs = task.extras.get("needs")
-    regions = [_to_region(need) for need in needs] if isinstance(needs, list | tuple) else []
+def parse_evidence(task: Task) -> tuple[Region, ...]:
+    """Return the regions that must be seen to answer a task; () if its extras hold none."""
+    evidence = task.extras.get("evidence")
+    regions = [_to_region(region) for region in evidence] if isinstance(evidence, list | tuple) else []
     known = tuple(region for region in regions if region is not None)
     return known if len(known) == len(regions) and len({*map(len, known)}) <= 1 else ()
 
@@ -248,17 +248,17 @@ def _to_region(value: Any) -> Region | None:
 
 def _measure_media(task: Task) -> float | None:
     """Return the length (seconds) or the area (pixels) of what the regions are in; None if it is unknown."""
-    needs = parse_needs(task)
-    names = ("seconds",) if needs and len(needs[0]) == 2 else ("width", "height")
+    evidence = parse_evidence(task)
+    names = ("seconds",) if evidence and len(evidence[0]) == 2 else ("width", "height")
     sizes = [to_finite(task.extras.get(name)) or 0.0 for name in names]
     extent = sizes[0] * (sizes[1] if len(sizes) > 1 else 1.0)
     return extent if extent > 0 else None
 
 
-def _overlaps(region: Region, need: Region) -> bool:
-    half = len(need) // 2
-    return len(region) == len(need) and all(
-        region[i] < need[i + half] and need[i] < region[i + half] for i in range(half)
+def _overlaps(region: Region, other: Region) -> bool:
+    half = len(other) // 2
+    return len(region) == len(other) and all(
+        region[i] < other[i + half] and other[i] < region[i + half] for i in range(half)
     )
 
 

@@ -91,4 +91,4 @@ def _summarize(scored: Sequence[ScoredEpisode], calls: Sequence[Sequence[CallRec
     for outcome, records in zip(scored, calls, strict=True):
         rewards[bool(records)].append(outcome.score.total)
     if all(rewards):  # comparable only if some episodes called and some did not
-        yield "gain", fmean(rewards[True]) - fmean(rewards[False])
+        yield "reward_diff", fmean(rewards[True]) - fmean(rewards[False])

@@ -3,7 +3,7 @@
     patches ──vision tower──> features ─┐
     token ids ──embeddings──────────────┴──> layers ──> last hidden states ──head, in chunks──> logprobs, entropies
 
-Since nothing beside `Policy.forward` reads the weights in training, the module can be divided among processes (FSDP2).
+Since nothing beside `Policy.forward` reads the weights in training, the module can be sharded over processes (FSDP2).
 
 Axis letters: B rows, T tokens of a row, S keys a query may attend to, N trained tokens, V vocabulary, D hidden size.
 """
@@ -109,7 +109,7 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
         self.image_token_id, self.compute_dtype = image_token_id, compute_dtype
-        # Whether the vision tower's gradients are zero, not None, without images: ranks that divide it reduce the same.
+        # Whether the vision tower's gradients are zero, not None, without images: ranks that shard it reduce the same.
         self.has_gradients_without_images = False
         forbidden = torch.tensor(tuple(forbidden_ids), dtype=torch.long)
         self.forbidden_ids: Tensor

@@ -65,7 +65,7 @@ def show_progress_lines(console: Console) -> Iterator[Callable[..., UpdateProgre
             def update_progress(done: int | None, remark: str, total: int | None = None) -> None:
                 nonlocal last_line, first_done
                 total = total or (None if task.total is None else int(task.total)) or (1 if done is None else None)
-                # rich measures the pace from the first progress above 0, which leaves out the first wave.
+                # rich measures the pace from the first progress above 0, which leaves out the first requests.
                 completed = total if done is None else done or 1e-300
                 first_done = done if first_done is None else first_done
                 num_items = min(MAX_PACE_ITEMS, max(2, (total or 0) // 20))

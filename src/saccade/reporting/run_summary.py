@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from saccade.config.load import read_yaml
+from saccade.config.load import check_run_recipe, read_yaml
 from saccade.errors import DataError, SaccadeError
 from saccade.evaluation.judge_results import list_results_files
 from saccade.metrics.metric_log import read_metric_rows
@@ -63,6 +63,7 @@ def summarize_run(folder: Path, is_running: Callable[[Path], bool]) -> RunSummar
     problem, rows, recipe = "", list[dict[str, Any]](), dict[str, Any]()
     try:
         recipe = read_yaml(folder / RECIPE_FILE, "recipe") or {}
+        check_run_recipe(folder / RECIPE_FILE, recipe)
         rows = read_metric_rows(folder / "metrics.jsonl")
     except SaccadeError as error:
         problem = str(error)

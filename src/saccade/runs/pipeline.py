@@ -183,12 +183,12 @@ def load_for_inference(model: str | Path, *, recipe: str = "", settings: Sequenc
 
 
 def load_training_components(recipe: Recipe, weights: Path) -> TrainingComponents:
-    """Load a recipe's components with these weights, which are divided if several processes train."""
-    from saccade.training.distributed.backbone import DividedBackbone
-    from saccade.training.distributed.launch import get_conductor
+    """Load a recipe's components with these weights, which are sharded if several processes train."""
+    from saccade.training.distributed.backbone import ShardedBackbone
+    from saccade.training.distributed.launch import get_controller
 
-    conductor = get_conductor()
-    load_backbone = functools.partial(DividedBackbone, conductor) if conductor else None
+    controller = get_controller()
+    load_backbone = functools.partial(ShardedBackbone, controller) if controller else None
     return TrainingComponents.from_recipe(recipe.with_values({"model.path": str(weights)}), load_backbone)
 
 
@@ -413,7 +413,7 @@ def sft(
 
         def report_check(report: DemonstrationReport) -> None:
             refused = dict(report.reasons_by_row)
-            used_run.write_json("demonstrations.json", {"rows": report.num_rows, "refused": refused})
+            used_run.write_json("demonstration_check.json", {"rows": report.num_rows, "refused": refused})
             on_message(f"{recipe.data.demonstrations}: {report.summary}")
 
         train = functools.partial(sft_training.train, demonstrations=demonstrations, on_check=report_check)

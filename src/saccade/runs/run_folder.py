@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from saccade.config.load import dump_recipe, load_recipe, read_yaml
+from saccade.config.load import check_run_recipe, dump_recipe, load_recipe, read_yaml
 from saccade.config.paths import list_plugin_files, relativize_paths, resolve_paths
 from saccade.config.schema import Recipe
 from saccade.errors import DataError, RunError, convert_errors
@@ -30,7 +30,6 @@ from saccade.utils.versions import collect_versions
 # how many groups are sampled. Every other key changes what is trained: the filters and ranks choose what is
 # trained on; `rl.max_staleness` and `rl.selection.over_provision` choose how stale groups may be and whether slow ones
 # are dropped. Other tasks or settings of the validation would give scores that can't be compared with earlier ones.
-LAST_SECTION = tuple(Recipe.model_fields)[-1]
 PLUGINS_FOLDER = "plugins"
 RESUMABLE_KEYS = (
     "loggers",
@@ -104,9 +103,7 @@ class Run:
         if not (Path(path) / "recipe.yaml").is_file():
             raise RunError(f"there is no run at {path}: it has no recipe.yaml", key=str(path))
         recipe = load_recipe(str(Path(path) / "recipe.yaml"))
-        if LAST_SECTION not in recipe.model_fields_set:
-            message = f"{Path(path) / 'recipe.yaml'} is cut off: a run's recipe has every section; restore it"
-            raise RunError(message, key=str(path))
+        check_run_recipe(Path(path) / "recipe.yaml", recipe.model_fields_set)
         return cls(path=Path(path), recipe=recipe)
 
     def diff_recipe(self, resumable_keys: Collection[str] = RESUMABLE_KEYS) -> dict[str, tuple[Any, Any]]:
@@ -229,8 +226,9 @@ class Run:
 
     def mark_begun(self, stage: str) -> None:
         """Remove the record that a stage is finished, since it continues and may be interrupted."""
-        with convert_file_errors(self.path):
-            (self.path / "status" / f"{stage}.json").unlink(missing_ok=True)
+        path = self.path / "status" / f"{stage}.json"
+        with convert_file_errors(path):
+            path.unlink(missing_ok=True)
 
     def is_done(self, stage: str) -> bool:
         """Return whether a stage is finished."""

@@ -24,7 +24,7 @@ from saccade.models.checkpoint_files import check_weights, verify_checksums, wri
 from saccade.utils.files import sync_path, sync_tree
 
 if TYPE_CHECKING:  # reports list checkpoints without torch
-    from saccade.training.distributed.backbone import DividedOptimizer
+    from saccade.training.distributed.backbone import ShardedOptimizer
     from saccade.training.optimizer import Optimizer
 
 STATE_FILE = "trainer_state.json"
@@ -48,7 +48,7 @@ class Checkpoint:
     step: int
     folder: Path
 
-    def restore(self, optimizer: "Optimizer | DividedOptimizer") -> dict[str, Any]:
+    def restore(self, optimizer: "Optimizer | ShardedOptimizer") -> dict[str, Any]:
         """Load the optimizer's state and return the trainer's. Raises RunError, also if a file has changed."""
         with read_boundary(self.folder):
             verify_checksums(self.folder)
@@ -91,7 +91,7 @@ def is_saved(step: int, settings: SftConfig | RlConfig, *, is_validated: bool = 
     policy = settings.checkpoints
     return (
         step % settings.save_every == 0
-        or step in (settings.steps, *policy.keep)
+        or step in (settings.steps, *policy.keep_steps)
         or (policy.every > 0 and step % policy.every == 0)
         or (policy.best > 0 and is_validated)
     )
@@ -101,7 +101,7 @@ def count_kept_checkpoints(settings: SftConfig | RlConfig) -> int:
     """Return how many checkpoints of a finished stage its policy keeps, at most."""
     policy = settings.checkpoints
     regular = settings.steps // policy.every if policy.every else 0
-    return policy.last + policy.best + regular + len(policy.keep)
+    return policy.last + policy.best + regular + len(policy.keep_steps)
 
 
 def save_checkpoint(
@@ -176,13 +176,13 @@ def rank_steps(steps: Collection[int], policy: CheckpointConfig, scores: Mapping
 def select_kept_steps(steps: Collection[int], policy: CheckpointConfig, scores: Mapping[int, float]) -> set[int]:
     """Return the steps whose checkpoints the policy keeps.
 
-    >>> policy = CheckpointConfig(last=1, best=1, every=4, keep=(5,))
+    >>> policy = CheckpointConfig(last=1, best=1, every=4, keep_steps=(5,))
     >>> sorted(select_kept_steps(range(1, 11), policy, {2: 0.5, 3: 0.75}))
     [3, 4, 5, 8, 10]
     """
     regular = {step for step in steps if policy.every and step % policy.every == 0}
     best = rank_steps(steps, policy, scores)[: policy.best]
-    return {*sorted(steps)[-policy.last :], *best, *regular, *(step for step in steps if step in policy.keep)}
+    return {*sorted(steps)[-policy.last :], *best, *regular, *(step for step in steps if step in policy.keep_steps)}
 
 
 def protect_checkpoint(folder: Path) -> None:

@@ -23,7 +23,7 @@ from saccade.utils.async_utils import run_in_daemon_thread
 
 if TYPE_CHECKING:
     from saccade.models.backbone import Backbone
-    from saccade.training.distributed.backbone import DividedOptimizer
+    from saccade.training.distributed.backbone import ShardedOptimizer
     from saccade.training.optimizer import Optimizer
 
 _DESCRIPTION = "the checkpoint"
@@ -45,7 +45,7 @@ class CheckpointWriter:
 
     folder: Path
     backbone: "Backbone"
-    optimizer: "Optimizer | DividedOptimizer"
+    optimizer: "Optimizer | ShardedOptimizer"
     policy: CheckpointConfig
     get_scores: Callable[[str], Mapping[int, float]]
     has_failed: bool = False

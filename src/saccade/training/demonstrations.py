@@ -145,7 +145,7 @@ async def replay_demonstration(
 
     Raises DataError for a demonstration that can't be learned whole (see `find_problem`), or has nothing to train.
     """
-    episode, problem = await rehearse(
+    episode, problem = await replay_episode(
         demonstration, make_environment, ctx, accept_recorded_errors=accept_recorded_errors
     )
     conversations = list(episode.walk())
@@ -162,7 +162,7 @@ async def replay_demonstration(
     return [build_sample(conversation, 1.0) for conversation in trained]
 
 
-async def rehearse(
+async def replay_episode(
     demonstration: Demonstration,
     make_environment: EnvironmentFactory,
     ctx: Context,
@@ -261,7 +261,7 @@ def find_turn_problem(
 class DemonstrationReport:
     """How many demonstrations can be learned, and why the others can't."""
 
-    num_rows: int  # of demonstrations that were rehearsed
+    num_rows: int  # of demonstrations that were replayed
     problems_by_row: Mapping[int, Problem]  # by row, from 1; a reason names the task
 
     @property
@@ -288,10 +288,10 @@ async def check_demonstrations(
     run_code: bool = False,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> DemonstrationReport:
-    """Rehearse demonstrations, given by row, without decoding frames, and without running code unless `run_code`.
+    """Replay demonstrations, given by row, without decoding frames, and without running code unless `run_code`.
 
     Sizes and lengths come from the files' headers. A context with a `MessageRenderer` can't count tokens, so its
-    rehearsals have no limit of them.
+    replays have no limit of them.
     """
     check_ctx = replace(ctx, media=HeaderLoader(ctx.media))
 
@@ -304,7 +304,7 @@ async def check_demonstrations(
             make_environment = replace_settings(make_environment, max_context_tokens=NO_LIMIT)
         if not run_code:
             make_environment = skip_code(make_environment)
-        _, problem = await rehearse(
+        _, problem = await replay_episode(
             demonstration, make_environment, check_ctx, accept_recorded_errors=accept_recorded_errors
         )
         return problem and replace(problem, reason=f"task {demonstration.task.id}: {problem.reason}")

@@ -130,7 +130,7 @@ def read_rollouts(run_folder: Path, stage: str, step: int) -> list[RolloutRecord
         steps = list_recorded_steps(run_folder, stage)
         known = f"it has those of {len(steps)} steps from {steps[0]} to {steps[-1]}" if steps else "it has none"
         raise DataError(
-            f"{run_folder} has no episodes of step {step} of {stage}; {known}. `episodes.keep` limits their disk space",
+            f"{run_folder} has no episodes of step {step} of {stage}; {known}. `episodes.max_gib` limits them",
             key="step",
             value=step,
         )

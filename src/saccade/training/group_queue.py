@@ -35,9 +35,9 @@ from saccade.metrics.episode_metrics import count_tokens, has_usable_episode
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.types import Episode, Group
 
-# Runs the group of a position, started with a version; the last argument receives finished episodes if it is cancelled.
+# Runs the group of a prompt, started with a version; the last argument receives finished episodes if it is cancelled.
 RunGroup = Callable[[int, int, Callable[[Episode], None]], Coroutine[Any, Any, Group]]
-# Takes prompts: returns their positions, those of surplus videos, and the advanced sampler.
+# Takes prompts: returns their indices, those of surplus videos, and the advanced sampler.
 TakePrompts = Callable[[PromptSampler, int], tuple[Sequence[int], Sequence[int], PromptSampler]]
 _MAX_EPISODES_IN_PROGRESS = 512  # if `rl.max_groups_in_progress` is 0; sub-agents not counted
 
@@ -46,7 +46,7 @@ _MAX_EPISODES_IN_PROGRESS = 512  # if `rl.max_groups_in_progress` is 0; sub-agen
 class PendingGroup:
     """A group that has ended and that no step has trained on."""
 
-    position: int  # of its prompt
+    prompt_index: int
     version: int  # of the weights when it was started; with `on_stale_group: truncate`, of its newest token
     group: Group
 
@@ -89,21 +89,21 @@ class GroupQueue:
         self._max_in_progress = settings.max_groups_in_progress or max_groups
         self._semaphore = asyncio.Semaphore(self._max_in_progress)  # for groups that start together
         self._num_spare = 0  # groups of the newest round that are cancelled once its others have ended
-        self._prompts = deque[int]()  # positions taken from the sampler, next to be started
-        self._in_progress: dict[int, _Started] = {}  # by position, like the others
+        self._prompts = deque[int]()  # prompt indices taken from the sampler, next to be started
+        self._in_progress: dict[int, _Started] = {}  # by prompt index, like the others
         self._taken: dict[int, PendingGroup] = {}  # for a batch that isn't complete
         self._cancelled: dict[int, list[Episode]] = {}  # their finished episodes, since the last batch
-        self._stale_positions = list[int]()  # being cancelled
+        self._stale_indices = list[int]()  # being cancelled
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
         self._starter: asyncio.Task[None] | None = None
         self._waiting, self._num_waiting_tokens = dict[int, PendingGroup](), 0
         for pending in groups:
             self._add_waiting(pending)
-        stale_positions = self._find_stale()
-        for position in stale_positions:
-            self._remove_waiting(position)
-        self._prompt_sampler = prompt_sampler.requeue(stale_positions)
+        stale_indices = self._find_stale()
+        for prompt_index in stale_indices:
+            self._remove_waiting(prompt_index)
+        self._prompt_sampler = prompt_sampler.requeue(stale_indices)
 
     @property
     def state(self) -> tuple[PromptSampler, tuple[PendingGroup, ...]]:
@@ -112,9 +112,11 @@ class GroupQueue:
         Groups of which every episode failed are begun again, too: their failure may be why the run stops.
         """
         ended = {**self._taken, **self._waiting}
-        usable = {position: pending for position, pending in ended.items() if has_usable_episode([pending.group])}
-        positions = {*self._prompts, *self._stale_positions, *self._in_progress, *ended} - usable.keys()
-        return self._prompt_sampler.requeue(positions), tuple(usable.values())
+        usable = {
+            prompt_index: pending for prompt_index, pending in ended.items() if has_usable_episode([pending.group])
+        }
+        prompt_indices = {*self._prompts, *self._stale_indices, *self._in_progress, *ended} - usable.keys()
+        return self._prompt_sampler.requeue(prompt_indices), tuple(usable.values())
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -122,7 +124,7 @@ class GroupQueue:
         return {"groups/in_progress": float(len(self._in_progress)), "groups/waiting": float(len(self._waiting))}
 
     async def take(self, step: int, count: int) -> dict[int, Group]:
-        """Wait for `count` groups for `step`; return them by position. Raises the exception of a group."""
+        """Wait for `count` groups for `step`; return them by prompt index. Raises the exception of a group."""
         self._step, self._num_needed = step, count
         if self._starter is None:
             self._starter = asyncio.create_task(self._keep_starting())
@@ -134,26 +136,26 @@ class GroupQueue:
             self._changed.clear()
             await self._changed.wait()
         self._num_needed = 0
-        self._taken |= {position: self._remove_waiting(position) for position in taken}
-        return {position: taken[position].group for position in sorted(taken)}
+        self._taken |= {prompt_index: self._remove_waiting(prompt_index) for prompt_index in taken}
+        return {prompt_index: taken[prompt_index].group for prompt_index in sorted(taken)}
 
     async def cancel_stale(self) -> tuple[list[int], list[Episode]]:
         """Cancel groups that are too old for the steps after this one; their prompts are drawn again.
 
-        Return the positions of all groups that were cancelled since the last call, and their finished episodes.
+        Return the prompt indices of all groups that were cancelled since the last call, and their finished episodes.
         """
-        self._stale_positions = self._find_stale()
-        await self._cancel(self._stale_positions)
-        self._prompt_sampler, self._stale_positions = self._prompt_sampler.requeue(self._stale_positions), []
+        self._stale_indices = self._find_stale()
+        await self._cancel(self._stale_indices)
+        self._prompt_sampler, self._stale_indices = self._prompt_sampler.requeue(self._stale_indices), []
         cancelled, self._cancelled = self._cancelled, {}
         return [*cancelled], [episode for episodes in cancelled.values() for episode in episodes]
 
-    def complete_batch(self, requeued_positions: Iterable[int]) -> None:
-        """Forget the groups that the step has taken; draw the prompts of `requeued_positions` again first."""
+    def complete_batch(self, requeued_indices: Iterable[int]) -> None:
+        """Forget the groups that the step has taken; draw the prompts of `requeued_indices` again first."""
         self._taken.clear()
         self.num_surplus_videos = 0
         started_again = {*self._prompts, *self._in_progress, *self._waiting}  # cancelled ones
-        self._prompt_sampler = self._prompt_sampler.requeue({*requeued_positions} - started_again)
+        self._prompt_sampler = self._prompt_sampler.requeue({*requeued_indices} - started_again)
 
     def set_version(self, version: int) -> None:
         """Record that the engine has new weights."""
@@ -171,8 +173,8 @@ class GroupQueue:
 
     def _choose(self, count: int) -> dict[int, PendingGroup] | None:
         """Return the oldest groups, None if there are fewer or the step has to wait for an older one."""
-        waiting = sorted(self._waiting.values(), key=lambda pending: (pending.version, pending.position))
-        chosen = {pending.position: pending for pending in waiting[:count]}
+        waiting = sorted(self._waiting.values(), key=lambda pending: (pending.version, pending.prompt_index))
+        chosen = {pending.prompt_index: pending for pending in waiting[:count]}
         if len(chosen) < count:
             return None
         # A spare group that ended before it was cancelled may have no place, but nothing is won by waiting for it.
@@ -186,27 +188,27 @@ class GroupQueue:
         return max(last_step - self._step, 0) * self._num_per_step
 
     def _find_stale(self, without: Iterable[int] = ()) -> list[int]:
-        """Return the positions of groups without a place in the steps after this one; ignore the positions `without`.
+        """Return the prompt indices of groups without a place in the steps after this one; ignore those in `without`.
 
         Of groups that started with the same version, those that have ended are placed first.
         """
         groups: list[tuple[int, bool, int]] = [
-            *((pending.version, False, position) for position, pending in self._waiting.items()),
+            *((pending.version, False, prompt_index) for prompt_index, pending in self._waiting.items()),
             # A group that is truncated gets more tokens, of these weights or newer ones.
             *(
-                (self._version if self._is_truncating else started.version, True, position)
-                for position, started in self._in_progress.items()
+                (self._version if self._is_truncating else started.version, True, prompt_index)
+                for prompt_index, started in self._in_progress.items()
             ),
         ]
-        num_placed, stale_positions, excluded = 0, list[int](), set(without)
-        for version, _, position in sorted(groups):
-            if position in excluded:
+        num_placed, stale_indices, excluded = 0, list[int](), set(without)
+        for version, _, prompt_index in sorted(groups):
+            if prompt_index in excluded:
                 continue
             if num_placed < self._count_places(version):
                 num_placed += 1
             else:
-                stale_positions.append(position)
-        return stale_positions
+                stale_indices.append(prompt_index)
+        return stale_indices
 
     # ---- starting --------------------------------------------------------------------------------------------------
 
@@ -240,28 +242,28 @@ class GroupQueue:
 
     def _start_group(self) -> None:
         if not self._prompts:
-            positions, surplus, self._prompt_sampler = self._take_prompts(self._prompt_sampler, self._num_per_step)
-            self._prompts += positions
+            prompt_indices, surplus, self._prompt_sampler = self._take_prompts(self._prompt_sampler, self._num_per_step)
+            self._prompts += prompt_indices
             self.num_surplus_videos += len(surplus)
             if self._settings.selection.surplus == "requeue":
                 self._prompt_sampler = self._prompt_sampler.requeue(surplus)
-        position, version, discarded = self._prompts.popleft(), self._version, list[Episode]()
-        task = asyncio.create_task(self._run(position, version, discarded))
-        self._in_progress[position] = _Started(version=version, task=task, discarded=discarded)
-        task.add_done_callback(partial(self._finish_group, position))
+        prompt_index, version, discarded = self._prompts.popleft(), self._version, list[Episode]()
+        task = asyncio.create_task(self._run(prompt_index, version, discarded))
+        self._in_progress[prompt_index] = _Started(version=version, task=task, discarded=discarded)
+        task.add_done_callback(partial(self._finish_group, prompt_index))
 
-    async def _run(self, position: int, version: int, discarded: list[Episode]) -> Group:
+    async def _run(self, prompt_index: int, version: int, discarded: list[Episode]) -> Group:
         async with self._semaphore:
-            return await self._run_group(position, version, discarded.append)
+            return await self._run_group(prompt_index, version, discarded.append)
 
-    def _finish_group(self, position: int, task: asyncio.Task[Group]) -> None:
-        started = self._in_progress.pop(position, None)  # None if the group was cancelled
+    def _finish_group(self, prompt_index: int, task: asyncio.Task[Group]) -> None:
+        started = self._in_progress.pop(prompt_index, None)  # None if the group was cancelled
         self._record_failure(task)
         if started is not None and not task.cancelled() and task.exception() is None:
             group, version = task.result(), started.version
             if self._is_truncating:
                 version = max([version, *(v for episode in _list_episodes(group) for v in episode.ledger.versions())])
-            self._add_waiting(PendingGroup(position=position, version=version, group=group))
+            self._add_waiting(PendingGroup(prompt_index=prompt_index, version=version, group=group))
         self._changed.set()
 
     def _record_failure(self, task: asyncio.Task[Any]) -> None:
@@ -270,28 +272,28 @@ class GroupQueue:
             self._changed.set()
 
     def _add_waiting(self, pending: PendingGroup) -> None:
-        self._waiting[pending.position] = pending
+        self._waiting[pending.prompt_index] = pending
         self._num_waiting_tokens += count_tokens([pending.group])
 
-    def _remove_waiting(self, position: int) -> PendingGroup:
-        pending = self._waiting.pop(position)
+    def _remove_waiting(self, prompt_index: int) -> PendingGroup:
+        pending = self._waiting.pop(prompt_index)
         self._num_waiting_tokens -= count_tokens([pending.group])
         return pending
 
-    async def _cancel(self, positions: Iterable[int]) -> None:
+    async def _cancel(self, prompt_indices: Iterable[int]) -> None:
         """Cancel groups, or drop them if they have ended."""
-        ended, started_by_position = list[PendingGroup](), dict[int, _Started]()
-        for position in positions:
-            if position in self._waiting:
-                ended.append(self._remove_waiting(position))
+        ended, started_by_prompt = list[PendingGroup](), dict[int, _Started]()
+        for prompt_index in prompt_indices:
+            if prompt_index in self._waiting:
+                ended.append(self._remove_waiting(prompt_index))
             else:
-                started_by_position[position] = self._in_progress.pop(position)
-                started_by_position[position].task.cancel()
-        await asyncio.gather(*(started.task for started in started_by_position.values()), return_exceptions=True)
-        self._cancelled |= {pending.position: _list_episodes(pending.group) for pending in ended}
-        for position, started in started_by_position.items():
+                started_by_prompt[prompt_index] = self._in_progress.pop(prompt_index)
+                started_by_prompt[prompt_index].task.cancel()
+        await asyncio.gather(*(started.task for started in started_by_prompt.values()), return_exceptions=True)
+        self._cancelled |= {pending.prompt_index: _list_episodes(pending.group) for pending in ended}
+        for prompt_index, started in started_by_prompt.items():
             has_ended = not started.task.cancelled() and started.task.exception() is None
-            self._cancelled[position] = _list_episodes(started.task.result()) if has_ended else started.discarded
+            self._cancelled[prompt_index] = _list_episodes(started.task.result()) if has_ended else started.discarded
         self._changed.set()
 
 

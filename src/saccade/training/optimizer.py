@@ -15,7 +15,7 @@ from saccade.errors import RunError
 from saccade.models import checkpoint_io
 
 STATE_FILE = "optimizer.pt"  # of a checkpoint
-STATE_FOLDER = "divided"  # in its place if several processes train: their parts of weights and optimizer
+STATE_FOLDER = "sharded"  # in its place if several processes train: their parts of weights and optimizer
 
 
 def compute_learning_rate(settings: OptimizerConfig, step: int, num_steps: int) -> float:

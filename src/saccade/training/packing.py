@@ -46,12 +46,12 @@ class Batch:
     predictor_N: np.ndarray  # index in its row of the token that predicts it
     column_N: np.ndarray  # index in its row of the token itself
     token_N: np.ndarray  # its id
-    rollout_logp_N: np.ndarray  # the engine's logprob of it
+    engine_logp_N: np.ndarray  # the engine's logprob of it
     advantage_N: np.ndarray  # its advantage
     sample_N: np.ndarray  # index of its sample
     version_N: np.ndarray  # of the weights that sampled it
     weight_N: np.ndarray | None = None  # its weight in the average of the loss
-    proximal_logp_N: np.ndarray | None = None  # its logprob before the update; None is that of the current weights
+    trainer_logp_N: np.ndarray | None = None  # its logprob before the update; None is that of the current weights
     ref_logp_N: np.ndarray | None = None  # its logprob under the reference policy
 
 
@@ -131,14 +131,15 @@ def pack(
     pack_length: int,
     micro_batch_size: int,
     num_parallel_micro_batches: int = 1,
-    trees: bool = True,
+    share_prefixes: bool = True,
 ) -> list[Batch]:
     """Pack samples into micro-batches of at most `micro_batch_size` rows of similar length.
 
     The micro-batches have about equally many rows, and their number is a multiple of `num_parallel_micro_batches` if
-    there are enough rows. Without `trees` (see `chat.families.base.Family`) each sample is a row.
+    there are enough rows. Without `share_prefixes` (see `supports_prefix_sharing` in `chat.families.base.Family`) each
+    sample is a row.
     """
-    if trees:
+    if share_prefixes:
         rows = bin_pack(build_prefix_trees(samples, pack_length), pack_length)
     else:
         rows = [
@@ -213,7 +214,7 @@ def build_batch(
         predictor_N=predictor_N,
         column_N=column_N,
         token_N=token_N,
-        rollout_logp_N=stacked[6].astype(np.float32),
+        engine_logp_N=stacked[6].astype(np.float32),
         advantage_N=stacked[7].astype(np.float32),
         sample_N=sample_N,
         version_N=version_N,

@@ -29,7 +29,7 @@ from saccade.errors import EngineError
 from saccade.models.backbone import LoadPixels
 from saccade.rollouts.components import TrainingComponents
 from saccade.training.background import CheckCancelled
-from saccade.training.distributed.backbone import DividedBackbone, DividedOptimizer, DividedReference
+from saccade.training.distributed.backbone import ShardedBackbone, ShardedOptimizer, ShardedReference
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import Batch
 from saccade.training.reference import Reference
@@ -56,8 +56,8 @@ def update_policy(
     components: TrainingComponents,
     samples: Sequence[TrainingSample],
     settings: RlConfig,
-    optimizer: Optimizer | DividedOptimizer,
-    reference: Reference | DividedReference | None = None,
+    optimizer: Optimizer | ShardedOptimizer,
+    reference: Reference | ShardedReference | None = None,
     check_cancelled: CheckCancelled = lambda: None,
     on_tokens: OnTokens = lambda values: None,
 ) -> StepReport:
@@ -77,8 +77,8 @@ def _update_policy(
     components: TrainingComponents,
     samples: Sequence[TrainingSample],
     settings: RlConfig,
-    optimizer: Optimizer | DividedOptimizer,
-    reference: Reference | DividedReference | None,
+    optimizer: Optimizer | ShardedOptimizer,
+    reference: Reference | ShardedReference | None,
     check_cancelled: CheckCancelled,
     on_tokens: OnTokens,
 ) -> StepReport:
@@ -99,10 +99,8 @@ def _update_policy(
         ]
     num_updates = settings.epochs_per_batch * len(mini_batches)
     if num_updates > 1 and settings.loss.old_logprobs == "trainer":
-        proximal_logps = _compute_logprobs(components, batches, check_cancelled)
-        batches = [
-            replace(batch, proximal_logp_N=logp_N) for batch, logp_N in zip(batches, proximal_logps, strict=True)
-        ]
+        trainer_logps = _compute_logprobs(components, batches, check_cancelled)
+        batches = [replace(batch, trainer_logp_N=logp_N) for batch, logp_N in zip(batches, trainer_logps, strict=True)]
     if settings.advantage.whiten == "tokens":
         batches = _whiten_advantages(batches)
     batches = [batch for part in mini_batches for batch in _weight_tokens(batches[part], settings)]
@@ -155,12 +153,12 @@ class PolicyLoss:
         assert batch.weight_N is not None, "the tokens of a micro-batch have no weights"
         return compute_policy_loss(
             logp_N,
-            None if batch.proximal_logp_N is None else load(batch.proximal_logp_N),
+            None if batch.trainer_logp_N is None else load(batch.trainer_logp_N),
             load(batch.advantage_N),
             load(batch.weight_N),
             settings=self._settings.loss,
             token_loss=self._token_loss,
-            rollout_logp_N=load(batch.rollout_logp_N),
+            engine_logp_N=load(batch.engine_logp_N),
             stale_N=load(batch.version_N < self._version),
             seq_N=load(batch.sample_N),
             ref_logp_N=None if batch.ref_logp_N is None else load(batch.ref_logp_N),
@@ -190,7 +188,7 @@ def _compute_logprobs(
     """Return the current weights' logprobs of each micro-batch's tokens, without a gradient."""
     temperature, load_all_pixels = components.recipe.sampling.temperature, components.media.load_all_pixels
     backbone = components.backbone
-    if isinstance(backbone, DividedBackbone):
+    if isinstance(backbone, ShardedBackbone):
         return backbone.compute_logprobs(
             batches, load_all_pixels=load_all_pixels, temperature=temperature, check_cancelled=check_cancelled
         )
@@ -217,7 +215,7 @@ def _apply_kl_penalty(batch: Batch, settings: KlConfig) -> Batch:
         return batch
     estimate_kl = k1 if settings.estimator == "k1" else k3
     # A reward belongs to the policy that sampled the tokens, so its logprobs are the engine's.
-    kl_N = estimate_kl(torch.from_numpy(batch.rollout_logp_N), torch.from_numpy(batch.ref_logp_N))
+    kl_N = estimate_kl(torch.from_numpy(batch.engine_logp_N), torch.from_numpy(batch.ref_logp_N))
     penalty_N = settings.reward_coef * compute_reward_to_go(kl_N, torch.from_numpy(batch.sample_N))
     return replace(batch, advantage_N=batch.advantage_N - penalty_N.numpy())
 
@@ -243,13 +241,13 @@ def _list_token_values(
     The trainer's logprobs are those of the proximal policy where a setting has them computed.
     """
     for batch, result in zip(batches, results, strict=True):
-        logp_N = result.logp_N if batch.proximal_logp_N is None else batch.proximal_logp_N
+        logp_N = result.logp_N if batch.trainer_logp_N is None else batch.trainer_logp_N
         for index in np.unique(batch.sample_N).tolist():
             is_own_N, ledger = batch.sample_N == index, samples[index].ledger
             yield TokenValues(
                 ledger=ledger,
                 position_N=np.flatnonzero(ledger.loss_mask()),  # the tokens of a sample are packed in order
-                gap_N=logp_N[is_own_N] - batch.rollout_logp_N[is_own_N],
+                logprob_diff_N=logp_N[is_own_N] - batch.engine_logp_N[is_own_N],
                 entropy_N=result.entropy_N[is_own_N],
             )
 

@@ -46,9 +46,9 @@ from saccade.training.background import CheckCancelled, defer_interrupt, run_in_
 from saccade.training.checkpoint import Checkpoint
 from saccade.training.checkpoint_writer import CheckpointWriter, FinishedStep, save_on_stop
 from saccade.training.distributed.backbone import (
-    DividedBackbone,
-    DividedOptimizer,
-    DividedReference,
+    ShardedBackbone,
+    ShardedOptimizer,
+    ShardedReference,
     create_optimizer,
 )
 from saccade.training.group_queue import GroupQueue, PendingGroup
@@ -202,8 +202,8 @@ async def train(
 async def run_policy_update(
     components: TrainingComponents,
     samples: Sequence[TrainingSample],
-    optimizer: Optimizer | DividedOptimizer,
-    reference: Reference | DividedReference | None,
+    optimizer: Optimizer | ShardedOptimizer,
+    reference: Reference | ShardedReference | None,
     on_tokens: OnTokens,
 ) -> StepReport | None:
     """Update the policy on the samples, if there are any; in a second thread if rollouts continue meanwhile."""
@@ -308,12 +308,12 @@ def build_training_samples(
     samples = build_samples(groups, advantages, settings.advantage.sub_agent_credit, decode=decode, masks=masks)
     if settings.on_stale_group == "truncate":
         samples, num_stale_tokens = drop_stale_tokens(samples, batch.step - settings.max_staleness)
-        metrics["stale_tokens"] = float(num_stale_tokens)
+        metrics["dropped_stale_tokens"] = float(num_stale_tokens)
     return samples, metrics
 
 
 def load_trainer_state(
-    components: TrainingComponents, last_checkpoint: Checkpoint | None, optimizer: Optimizer | DividedOptimizer
+    components: TrainingComponents, last_checkpoint: Checkpoint | None, optimizer: Optimizer | ShardedOptimizer
 ) -> TrainerState:
     """Return the state of a new run, or of its last checkpoint. Raises RunError if that can't be read."""
     if last_checkpoint is None:
@@ -399,12 +399,12 @@ def save_state_on_stop(
     return save_on_stop(writer, find_unsaved)
 
 
-def load_reference(components: TrainingComponents, state: TrainerState) -> Reference | DividedReference | None:
+def load_reference(components: TrainingComponents, state: TrainerState) -> Reference | ShardedReference | None:
     """Return the reference policy if `rl.kl` needs one. Raises RunError if its weights can't be read."""
     settings = components.recipe.rl.kl
     if not (settings.loss_coef or settings.reward_coef):
         return None
-    if isinstance(components.backbone, DividedBackbone):
+    if isinstance(components.backbone, ShardedBackbone):
         folder = state.initial_weights_folder if state.num_finished_steps else None
         return components.backbone.create_reference(folder, settings.reference_device)
     initial_weights = (

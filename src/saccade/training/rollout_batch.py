@@ -96,25 +96,27 @@ async def collect_batch(
             num_required, _ = settings.selection.compute_launch_counts(progress.selection.num_missing)
             progress.add_round(await group_queue.take(step, num_required), settings, step)
             continue
-        positions, num_required = progress.take_prompts(components)
+        prompt_indices, num_required = progress.take_prompts(components)
         groups_by_index: dict[int, Group] = {}
         await collect_groups(
             components,
             tasks,
-            positions,
+            prompt_indices,
             step,
-            earlier_positions=progress.groups_by_position,
+            earlier_indices=progress.groups_by_prompt,
             num_required=num_required,
             on_group_done=groups_by_index.__setitem__,
             on_discarded=progress.discarded.append,
             run_fn=run_fn,
         )
-        ended = {position: groups_by_index[i] for i, position in enumerate(positions) if i in groups_by_index}
-        progress.cancelled_positions += [position for position in positions if position not in ended]
+        ended = {
+            prompt_index: groups_by_index[i] for i, prompt_index in enumerate(prompt_indices) if i in groups_by_index
+        }
+        progress.cancelled_indices += [prompt_index for prompt_index in prompt_indices if prompt_index not in ended]
         progress.add_round(ended, settings, step)
     if group_queue is not None:
-        progress.cancelled_positions, progress.discarded = await group_queue.cancel_stale()
-    groups, discarded = [*progress.groups_by_position.values()], progress.discarded
+        progress.cancelled_indices, progress.discarded = await group_queue.cancel_stale()
+    groups, discarded = [*progress.groups_by_prompt.values()], progress.discarded
     if on_rollouts is not None:  # before a check fails, which the records may explain
         seed, mixture = components.recipe.seed, Mixture.from_tasks(tasks)
         records = build_records(
@@ -122,7 +124,7 @@ async def collect_batch(
             groups,
             removed_by=progress.selection.removed_by,
             discarded=discarded,
-            cancelled_tasks=[mixture.get_task(seed, position)[0] for position in progress.cancelled_positions],
+            cancelled_tasks=[mixture.get_task(seed, prompt_index)[0] for prompt_index in progress.cancelled_indices],
             num_episodes=_count_episodes(settings),
             environment=components.recipe.environment.name,
             cancel_reason=STALE_ERROR if settings.streaming else CANCELLED_ERROR,
@@ -140,10 +142,10 @@ async def collect_batch(
             key="rl.selection.on_underfilled",
             value="stop",
         )
-    num_cancelled = len(progress.cancelled_positions)
+    num_cancelled = len(progress.cancelled_indices)
     baselines = [group.baseline.score.total for group in groups if group.baseline]
     has_video_limit = settings.selection.max_video_share is not None
-    num_surplus_videos = group_queue.num_surplus_videos if group_queue else len(progress.surplus_video_positions)
+    num_surplus_videos = group_queue.num_surplus_videos if group_queue else len(progress.surplus_video_indices)
     metrics = {
         **compute_step_metrics(groups),
         **({"baseline_reward": fmean(baselines)} if baselines else {}),
@@ -166,10 +168,10 @@ async def collect_batch(
         metrics=metrics,
     )
     _pin_images(components, batch.groups, batch)
-    requeued_positions = progress.list_surplus() if settings.selection.surplus == "requeue" else []
+    requeued_indices = progress.list_surplus() if settings.selection.surplus == "requeue" else []
     if group_queue is not None:
-        group_queue.complete_batch(requeued_positions)
-    return batch, progress.prompt_sampler.requeue(requeued_positions)
+        group_queue.complete_batch(requeued_indices)
+    return batch, progress.prompt_sampler.requeue(requeued_indices)
 
 
 def _pin_images(components: TrainingComponents, groups: Iterable[Group], owner: RolloutBatch | Group) -> None:
@@ -187,9 +189,9 @@ class _Progress:
     prompt_sampler: PromptSampler  # advanced by each round, without requeued prompts
     selection: SelectionResult
     num_rounds: int = 0
-    groups_by_position: dict[int, Group] = field(default_factory=dict)
-    cancelled_positions: list[int] = field(default_factory=list)
-    surplus_video_positions: list[int] = field(default_factory=list)  # above max_video_share
+    groups_by_prompt: dict[int, Group] = field(default_factory=dict)
+    cancelled_indices: list[int] = field(default_factory=list)
+    surplus_video_indices: list[int] = field(default_factory=list)  # above max_video_share
     discarded: list[Episode] = field(default_factory=list)  # of cancelled groups
     is_failing: bool = False  # no episode of the last round is usable
 
@@ -215,24 +217,24 @@ class _Progress:
             return False
         if settings.selection.max_sampling_rounds is not None:
             return self.num_rounds < settings.selection.max_sampling_rounds
-        num_prompts = len(self.groups_by_position) + len(self.cancelled_positions)
+        num_prompts = len(self.groups_by_prompt) + len(self.cancelled_indices)
         return self.num_rounds == 0 or (num_prompts < len(self.tasks) and not self.is_failing)
 
     def take_prompts(self, components: TrainingComponents) -> tuple[list[int], int]:
-        """Return the positions of a round's prompts, and how many of their groups must end."""
+        """Return the indices of a round's prompts, and how many of their groups must end."""
         num_required, num_launched = components.recipe.rl.selection.compute_launch_counts(self.selection.num_missing)
-        positions, surplus_video_positions, self.prompt_sampler = take_prompts(
+        prompt_indices, surplus_video_indices, self.prompt_sampler = take_prompts(
             components.recipe, self.tasks, self.prompt_sampler, num_launched
         )
-        self.surplus_video_positions += surplus_video_positions
-        return positions, num_required
+        self.surplus_video_indices += surplus_video_indices
+        return prompt_indices, num_required
 
-    def add_round(self, groups_by_position: Mapping[int, Group], settings: RlConfig, step: int) -> None:
+    def add_round(self, groups_by_prompt: Mapping[int, Group], settings: RlConfig, step: int) -> None:
         """Add a round's groups, and select among all of the step."""
-        self.groups_by_position |= groups_by_position
-        self.selection = _select(self.groups_by_position.values(), settings)
+        self.groups_by_prompt |= groups_by_prompt
+        self.selection = _select(self.groups_by_prompt.values(), settings)
         self.num_rounds += 1
-        self.is_failing = not has_usable_episode(groups_by_position.values())
+        self.is_failing = not has_usable_episode(groups_by_prompt.values())
         is_warned = self.num_rounds >= _FIRST_WARNED_ROUND and self.num_rounds.bit_count() == 1
         if settings.selection.max_sampling_rounds is None and self.selection.num_missing and is_warned:
             num_kept, target = len(self.selection.kept_groups), settings.prompts_per_step
@@ -241,12 +243,14 @@ class _Progress:
 
     def list_surplus(self) -> list[int]:
         """Return the prompts of surplus and cancelled groups, and surplus videos."""
-        # Filters make new groups of the same episodes, so a group's position is found by its first episode.
+        # Filters make new groups of the same episodes, so a group's prompt index is found by its first episode.
         position_by_episode = {
-            id(scored): position for position, group in self.groups_by_position.items() for scored in group.episodes
+            id(scored): prompt_index
+            for prompt_index, group in self.groups_by_prompt.items()
+            for scored in group.episodes
         }
         surplus_positions = [position_by_episode[id(group.episodes[0])] for group in self.selection.surplus_groups]
-        return [*surplus_positions, *self.cancelled_positions, *self.surplus_video_positions]
+        return [*surplus_positions, *self.cancelled_indices, *self.surplus_video_indices]
 
 
 def take_prompts(
@@ -254,21 +258,21 @@ def take_prompts(
 ) -> tuple[list[int], list[int], PromptSampler]:
     """Take the prompts of a round; the next ones without a video replace the videos above `max_video_share`.
 
-    Return their positions, those of the surplus videos, and the advanced sampler.
+    Return their prompt indices, those of the surplus videos, and the advanced sampler.
     """
     share, mixture = recipe.rl.selection.max_video_share, Mixture.from_tasks(tasks)
-    positions, surplus_video_positions = list[int](), list[int]()
+    prompt_indices, surplus_video_indices = list[int](), list[int]()
     num_videos_left = count if share is None else math.floor(round(share * count, 6))
-    while len(positions) < count:
-        taken, prompt_sampler = prompt_sampler.take(count - len(positions))
-        for position in taken:
-            is_video = share is not None and _has_video(mixture.get_task(recipe.seed, position)[0])
+    while len(prompt_indices) < count:
+        taken, prompt_sampler = prompt_sampler.take(count - len(prompt_indices))
+        for prompt_index in taken:
+            is_video = share is not None and _has_video(mixture.get_task(recipe.seed, prompt_index)[0])
             if is_video and not num_videos_left:
-                surplus_video_positions.append(position)
+                surplus_video_indices.append(prompt_index)
                 continue
             num_videos_left -= is_video
-            positions.append(position)
-    return positions, surplus_video_positions, prompt_sampler
+            prompt_indices.append(prompt_index)
+    return prompt_indices, surplus_video_indices, prompt_sampler
 
 
 def _select(groups: Iterable[Group], settings: RlConfig) -> SelectionResult:
@@ -288,50 +292,56 @@ def _count_episodes(settings: RlConfig) -> int:
 def collect_groups(
     components: TrainingComponents,
     tasks: Sequence[Task],
-    positions: Sequence[int],
+    prompt_indices: Sequence[int],
     step: int,
     *,
-    earlier_positions: Collection[int] = (),
+    earlier_indices: Collection[int] = (),
     **options: Any,
 ) -> Coroutine[Any, Any, list[Group]]:
-    """Collect one group per position for step `step`, in the order of the positions; `options` are those of `collect`.
+    """Collect one group per prompt for step `step`, in order; `options` are those of `collect`.
 
-    `earlier_positions` were collected for the same step before. Each prompt has the frame budget of its own epoch. A
+    `earlier_indices` were collected for the same step before. Each prompt has the frame budget of its own epoch. A
     task that is drawn again in the same step gets other seeds.
     """
     seed, mixture = components.recipe.seed, Mixture.from_tasks(tasks)
-    num_drawn = Counter(mixture.get_task(seed, position)[0].digest for position in earlier_positions)
+    num_drawn = Counter(mixture.get_task(seed, prompt_index)[0].digest for prompt_index in earlier_indices)
     seed_epochs = []
-    for position in positions:
-        digest = mixture.get_task(seed, position)[0].digest
+    for prompt_index in prompt_indices:
+        digest = mixture.get_task(seed, prompt_index)[0].digest
         repeat_index = num_drawn[digest]
         num_drawn[digest] += 1
         seed_epochs.append(derive_seed("again", step, repeat_index) if repeat_index else step)
-    return _collect(components, mixture, positions, seed_epochs, **options)
+    return _collect(components, mixture, prompt_indices, seed_epochs, **options)
 
 
 async def collect_group(
     components: TrainingComponents,
     tasks: Sequence[Task],
-    position: int,
+    prompt_index: int,
     version: int,
     on_discarded: Callable[[Episode], None],
     *,
     run_fn: RunEpisode = run_episode,
 ) -> Group:
-    """Collect the group of a position, started with a weight version, for a step that isn't known yet."""
-    epochs = [derive_seed("group", version, position)]  # another version has other seeds: a prompt may be drawn again
+    """Collect the group of a prompt, started with a weight version, for a step that isn't known yet."""
+    epochs = [
+        derive_seed("group", version, prompt_index)
+    ]  # another version has other seeds: a prompt may be drawn again
     mixture = Mixture.from_tasks(tasks)
-    [group] = await _collect(components, mixture, [position], epochs, on_discarded=on_discarded, run_fn=run_fn)
+    [group] = await _collect(components, mixture, [prompt_index], epochs, on_discarded=on_discarded, run_fn=run_fn)
     _pin_images(components, [group], group)
     return group
 
 
 def _collect(
-    components: TrainingComponents, mixture: Mixture, positions: Sequence[int], epochs: Sequence[int], **options: Any
+    components: TrainingComponents,
+    mixture: Mixture,
+    prompt_indices: Sequence[int],
+    epochs: Sequence[int],
+    **options: Any,
 ) -> Coroutine[Any, Any, list[Group]]:
     seed, budgets = components.recipe.seed, components.recipe.frame_budgets
-    drawn_tasks = [mixture.get_task(seed, position) for position in positions]
+    drawn_tasks = [mixture.get_task(seed, prompt_index) for prompt_index in prompt_indices]
     return collect(
         [task for task, _ in drawn_tasks],
         components.environments,

@@ -33,7 +33,7 @@ from saccade.training.demonstrations import (
     check_demonstrations,
     replay_demonstration,
 )
-from saccade.training.distributed.backbone import DividedOptimizer, create_optimizer
+from saccade.training.distributed.backbone import ShardedOptimizer, create_optimizer
 from saccade.training.optimizer import Optimizer, compute_learning_rate
 from saccade.training.packing import Batch, build_prefix_trees
 from saccade.training.step_timer import compute_update_speed
@@ -179,8 +179,8 @@ async def select_demonstrations(
     Raises DataError for others if `sft.on_bad_demonstration` is refuse, and if there are no others.
     """
     recipe, num_rows = components.recipe, len(demonstrations)
-    num_rehearsed = min(recipe.sft.num_rehearsed or num_rows, num_rows)
-    rows = [index * num_rows // num_rehearsed + 1 for index in range(num_rehearsed)]
+    num_checked = min(recipe.sft.num_checked or num_rows, num_rows)
+    rows = [index * num_rows // num_checked + 1 for index in range(num_checked)]
     report = await check_demonstrations(
         {row: demonstrations[row - 1] for row in rows},
         components.environments,
@@ -189,7 +189,7 @@ async def select_demonstrations(
     )
     on_check(report)
     reasons = report.reasons_by_row
-    if reasons and (recipe.sft.on_bad_demonstration == "refuse" or len(reasons) == num_rehearsed):
+    if reasons and (recipe.sft.on_bad_demonstration == "refuse" or len(reasons) == num_checked):
         raise DataError(
             f"{recipe.data.demonstrations}: {report.summary}; correct or remove them, or leave them out with "
             "sft.on_bad_demonstration=skip",
@@ -351,7 +351,7 @@ def update_model(
     components: TrainingComponents,
     samples: Sequence[TrainingSample],
     settings: SftConfig,
-    optimizer: Optimizer | DividedOptimizer,
+    optimizer: Optimizer | ShardedOptimizer,
     check_cancelled: CheckCancelled = lambda: None,
 ) -> StepReport:
     """Take one optimizer step on the mean negative log-likelihood of all trained tokens.

@@ -3,8 +3,8 @@
     update_policy ──TokenValues──> EpisodeWriter ──thread──> episodes/rl-000012.tokens.npz ──> read_token_values
 
 A conversation is found by a digest of its tokens and images, so episodes of other steps may be read without it. Values
-are float16: at most 8 bytes per trained token before compression. The gap is stored rather than the trainer's logprob,
-since float16 resolves small differences and not small changes of large values.
+are float16: at most 8 bytes per trained token before compression. The difference is stored rather than the trainer's
+logprob, since float16 resolves small differences and not small changes of large values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ class TokenValues:
 
     ledger: Ledger  # the conversation
     position_N: np.ndarray  # index of each token among the ledger's expanded tokens
-    gap_N: np.ndarray  # the trainer's logprob minus the engine's, nats
+    logprob_diff_N: np.ndarray  # the trainer's logprob minus the engine's, nats
     entropy_N: np.ndarray  # entropy of the trainer's distribution, nats
 
 
@@ -38,13 +38,13 @@ def write_token_values(path: Path, rows: Sequence[TokenValues]) -> None:
             key=np.array([identify_conversation(row.ledger) for row in rows], dtype=f"S{_KEY_CHARS}"),
             length=np.array([len(row.position_N) for row in rows], dtype=np.int32),
             position=_join([row.position_N for row in rows], np.int32),
-            gap=_join([row.gap_N for row in rows], np.float16),
+            logprob_diff=_join([row.logprob_diff_N for row in rows], np.float16),
             entropy=_join([row.entropy_N for row in rows], np.float16),
         )
 
 
 def _join(parts: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
-    with np.errstate(over="ignore"):  # an infinite gap stays one
+    with np.errstate(over="ignore"):  # an infinite difference stays one
         return np.concatenate([np.zeros(0), *parts]).astype(dtype)
 
 
@@ -53,12 +53,12 @@ class StoredValues:
     """The values of a conversation's N trained tokens, as `TokenValues` has them."""
 
     position_N: np.ndarray
-    gap_N: np.ndarray
+    logprob_diff_N: np.ndarray
     entropy_N: np.ndarray
 
     def by_position(self) -> dict[int, tuple[float, float]]:
-        """Return gap and entropy by the position of their token."""
-        pairs = zip(self.gap_N.tolist(), self.entropy_N.tolist(), strict=True)
+        """Return logprob difference and entropy by the position of their token."""
+        pairs = zip(self.logprob_diff_N.tolist(), self.entropy_N.tolist(), strict=True)
         return dict(zip(self.position_N.tolist(), pairs, strict=True))
 
 
@@ -76,10 +76,10 @@ def read_token_values(path: Path) -> Mapping[str, StoredValues]:
         np.load(file, allow_pickle=False) as arrays,
     ):
         keys, ends = arrays["key"].astype(str).tolist(), np.cumsum(arrays["length"])[:-1]
-        columns = (np.split(arrays[name], ends) for name in ("position", "gap", "entropy"))
+        columns = (np.split(arrays[name], ends) for name in ("position", "logprob_diff", "entropy"))
         return {
-            key: StoredValues(position_N=position_N, gap_N=gap_N, entropy_N=entropy_N)
-            for key, position_N, gap_N, entropy_N in zip(keys, *columns, strict=True)
+            key: StoredValues(position_N=position_N, logprob_diff_N=logprob_diff_N, entropy_N=entropy_N)
+            for key, position_N, logprob_diff_N, entropy_N in zip(keys, *columns, strict=True)
         }
 
 

@@ -27,7 +27,7 @@ from saccade.models.attention import find_segments
 from saccade.models.backbone import Backbone, LoadAllPixels, LoadPixels
 from saccade.models.policy import PolicyInputs
 from saccade.training.background import CheckCancelled
-from saccade.training.distributed.backbone import DividedBackbone, DividedOptimizer
+from saccade.training.distributed.backbone import ShardedBackbone, ShardedOptimizer
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import Batch, pack, split_batch
 from saccade.types import TrainingSample
@@ -86,7 +86,7 @@ def pack_samples(backbone: Backbone, samples: Sequence[TrainingSample], settings
         pack_length=settings.pack_length,
         micro_batch_size=settings.micro_batch_size,
         num_parallel_micro_batches=backbone.num_parallel_micro_batches,
-        trees=backbone.renderer.trees,
+        share_prefixes=backbone.renderer.supports_prefix_sharing,
     )
 
 
@@ -135,7 +135,7 @@ def load_ahead(
 
 def train_step(
     backbone: Backbone,
-    optimizer: Optimizer | DividedOptimizer,
+    optimizer: Optimizer | ShardedOptimizer,
     batches: Sequence[Batch],
     loss_fn: LossFn,
     *,
@@ -146,7 +146,7 @@ def train_step(
 ) -> StepReport:
     """Accumulate gradients over the micro-batches, whose losses add up, then take one optimizer step.
 
-    If the weights are divided among processes, `loss_fn` must be picklable, and each micro-batch is run by one of them.
+    If the weights are sharded among processes, `loss_fn` must be picklable, and each micro-batch is run by one of them.
     `check_cancelled` is called for each micro-batch. If one doesn't fit in memory, all gradients are discarded, it and
     those of its size are split, and all start again; later steps split them at once. `on_results` receives the
     micro-batches with their results. Raises RunError for a single sample that doesn't fit.
@@ -158,7 +158,7 @@ def train_step(
 
     def accumulate() -> tuple[list[Batch], list[MicroBatchResult]]:
         parts = [part for batch in batches for part, _ in split_to_fit(batch, backbone.max_micro_batch_tokens)]
-        if isinstance(backbone, DividedBackbone):
+        if isinstance(backbone, ShardedBackbone):
             return parts, backbone.accumulate_gradients(
                 parts,
                 loss_fn,

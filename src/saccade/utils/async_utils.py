@@ -84,7 +84,7 @@ def keep_collections_short() -> Iterator[None]:
         gc.unfreeze()
 
 
-async def take_turn() -> None:
+async def yield_to_loop() -> None:
     """Wait for a turn of the event loop: one caller returns per iteration, in the order of the calls.
 
     Called before a step of some milliseconds, such as parsing a response: a hundred that become ready at once would

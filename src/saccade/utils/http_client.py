@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from saccade.utils.async_utils import take_turn
+from saccade.utils.async_utils import yield_to_loop
 from saccade.utils.text import escape_control_characters, redact
 
 if find_spec("sniffio") is None:
@@ -176,7 +176,7 @@ class HttpClient:
                                 "was not queried: the client sends no more requests", is_retryable=False
                             )
                         content = await self._send(session, method, path, body, query)
-                    await take_turn()
+                    await yield_to_loop()
                     try:
                         return parse(redact(json.loads(content), self.api_key) if content and is_json else None)
                     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):

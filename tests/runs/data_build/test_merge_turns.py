@@ -36,7 +36,7 @@ ANSWER = DemonstrationTurn(text="<think>\nI know.\n</think>\n<answer>A</answer>"
 
 def test_a_sweep_becomes_one_turn_whose_calls_and_children_stay_in_order():
     sweep = [make_turn(crop(4 * i, 4 * i + 4), results=[f"Color {'abc'[i]}"], thinking=f"Part {i}.") for i in range(3)]
-    merged = merge_turns([*sweep, ANSWER], QUESTION, max_calls=5)
+    merged = merge_turns([*sweep, ANSWER], QUESTION, max_calls_per_turn=5)
     assert merged[1] == ANSWER
     assert merged[0].children == ("Color a", "Color b", "Color c")
     reply = parse_reply(merged[0].text)
@@ -48,15 +48,15 @@ def test_a_sweep_becomes_one_turn_whose_calls_and_children_stay_in_order():
 
 def test_the_limit_of_calls_starts_a_new_turn():
     sweep = [make_turn(crop(i, i + 1)) for i in range(5)]
-    assert [len(turn.calls) for turn in merge_turns(sweep, QUESTION, max_calls=2)] == [2, 2, 1]
-    assert merge_turns(sweep, QUESTION, max_calls=1) == sweep
+    assert [len(turn.calls) for turn in merge_turns(sweep, QUESTION, max_calls_per_turn=2)] == [2, 2, 1]
+    assert merge_turns(sweep, QUESTION, max_calls_per_turn=1) == sweep
 
 
 FIRST, SECOND = make_turn(crop(0, 4)), make_turn(crop(4, 8))
 
 
 def test_the_pair_that_the_others_differ_from_is_merged():
-    assert len(merge_turns([FIRST, SECOND], QUESTION, max_calls=5)) == 1
+    assert len(merge_turns([FIRST, SECOND], QUESTION, max_calls_per_turn=5)) == 1
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_pair_that_the_others_differ_from_is_merged():
     ],
 )
 def test_dependent_turns_stay_apart(first, second):
-    assert merge_turns([first, second], QUESTION, max_calls=5) == [first, second]
+    assert merge_turns([first, second], QUESTION, max_calls_per_turn=5) == [first, second]
 
 
 @pytest.mark.parametrize(
@@ -93,10 +93,10 @@ def test_dependent_turns_stay_apart(first, second):
     ],
 )
 def test_what_the_model_knew_before_is_no_dependency(first, second):
-    assert len(merge_turns([first, second], QUESTION, max_calls=5)) == 1
+    assert len(merge_turns([first, second], QUESTION, max_calls_per_turn=5)) == 1
 
 
 def test_a_turn_that_depends_is_not_skipped_over():
     dependent = make_turn(crop(1, 3))
-    merged = merge_turns([FIRST, dependent, SECOND], QUESTION, max_calls=5)
+    merged = merge_turns([FIRST, dependent, SECOND], QUESTION, max_calls_per_turn=5)
     assert [len(turn.calls) for turn in merged] == [1, 2]

@@ -37,7 +37,7 @@ class QwenFamily:
     image_token: str = "<|image_pad|>"
     stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
     forbidden_tokens: tuple[str, ...] = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
-    trees: bool = True
+    supports_prefix_sharing: bool = True
 
     def render_start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
         """Render the system turn (given, default or none, with the tool block), then the other messages."""

@@ -38,7 +38,7 @@ class Family(Protocol):
     forbidden_tokens: tuple[str, ...]  # never sampled
     # Whether only attention carries information between tokens. If not (recurrent layers), a row of a batch is trained
     # as one sequence, so it holds one sample and shares no prefix.
-    trees: bool
+    supports_prefix_sharing: bool
 
     def render_start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
         """Render a conversation's first messages, with the system prompt that the template adds."""

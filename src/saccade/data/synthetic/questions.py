@@ -6,7 +6,7 @@ are frozen, since they enter the task's digest, from which seeds derive):
 
     question  the kind          target  the color in question, or null         second  of `at`, or null
     events    [start, end, color] each           seconds  length of the clip   event_seconds  length of an event
-    needs     spans that must each be seen       cover  [start, end) in which every slot of an event must be seen
+    evidence  spans that must each be seen       cover  [start, end) in which every slot of an event must be seen
 """
 
 import itertools
@@ -87,14 +87,14 @@ class AnswerBalancer:
 
 def describe_question(question: Question, labels: Labels, config: SyntheticConfig) -> tuple[str, dict[str, Any]]:
     """Return the text of a question, and the extras of its task."""
-    needs, cover = _find_required_spans(question, labels, config.event_seconds)
+    evidence, cover = _find_required_spans(question, labels, config.event_seconds)
     text = text_templates.format_question(question.kind, target=question.target, second=question.second)
     return text, {
         "question": question.kind,
         "target": question.target,
         "second": question.second,
         **labels.extras,
-        "needs": needs,
+        "evidence": evidence,
         "cover": cover,
         "seconds": labels.seconds,
         "event_seconds": config.event_seconds,

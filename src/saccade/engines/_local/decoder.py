@@ -19,7 +19,7 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 
 from saccade.engines._local.kv_cache import KVCache
 
-# Their layers have the fields that `_Layer` reads. FSDP renames the class of a divided layer, which calls its modules.
+# Their layers have the fields that `_Layer` reads. FSDP renames the class of a sharded layer, which calls its modules.
 _LAYER_TYPES = frozenset({"Qwen3VLTextDecoderLayer", "Qwen2_5_VLDecoderLayer"})
 _MAX_COPIED_BYTES = 2**28  # of weights that are copied to be next to each other; larger models have large products
 

@@ -15,7 +15,7 @@ from saccade.errors import BrokenEngineError, ConfigError, EngineError
 from saccade.media.cache import LRUCache
 from saccade.protocols import Renderer
 from saccade.types import Completion, FinishReason, GenerationRequest, SamplingParams
-from saccade.utils.async_utils import take_turn
+from saccade.utils.async_utils import yield_to_loop
 from saccade.utils.http_client import HttpClient, RequestFailed, is_server_address
 
 # What happens to unfinished replies during a weight sync: they finish first, or continue with the new weights, in the
@@ -282,7 +282,7 @@ class Server:
         keys = {image.key for image in request.ledger.images()}
         pauses = iter(_UPLOAD_PAUSES)
         while True:
-            await take_turn()
+            await yield_to_loop()
             omitted = self._sent_images.find_omitted(keys) if self.api.KEEPS_IMAGES else set[str]()
             body = self.api.build_request(request, omitted) | ({"model": self.adapter} if self.adapter else {})
             try:

@@ -15,7 +15,7 @@ from saccade.errors import DataError
 from saccade.evaluation.records import parse_record
 from saccade.ledger import ImageRef, Ledger
 from saccade.metrics.episode_metrics import get_overview_times
-from saccade.metrics.looking import parse_needs, parse_window
+from saccade.metrics.looking import parse_evidence, parse_window
 from saccade.reporting.episode_view import (
     DecodeFn,
     build_token_pieces,
@@ -135,7 +135,7 @@ class Describer:
                 for image in self._images
             ],
             "timeline": build_timeline(episode),
-            "needed_boxes": [list(need) for need in parse_needs(task) if len(need) == 4],
+            "evidence_boxes": [list(region) for region in parse_evidence(task) if len(region) == 4],
             "conversation": self._describe_conversation(episode),
         }
 
@@ -222,11 +222,11 @@ def build_timeline(episode: Episode) -> dict[str, Any] | None:
         for event in _list(extras.get("events"))
         if (span := to_span(event))
     ]
-    needs: list[dict[str, Any]] = [
-        {"start": need[0], "end": need[1]} for need in parse_needs(episode.task) if len(need) == 2
+    evidence: list[dict[str, Any]] = [
+        {"start": region[0], "end": region[1]} for region in parse_evidence(episode.task) if len(region) == 2
     ]
     truth = to_span(episode.task.ground_truth) if episode.task.answer_type == AnswerType.GROUNDING else None
-    ends = [*frames, *(item["end"] for item in (*windows, *events, *needs)), *([truth[1]] if truth else [])]
+    ends = [*frames, *(item["end"] for item in (*windows, *events, *evidence)), *([truth[1]] if truth else [])]
     seconds = to_finite(extras.get("seconds"))
     duration = seconds if seconds and seconds > 0 else max(ends, default=0.0)
     if duration <= 0:
@@ -236,7 +236,7 @@ def build_timeline(episode: Episode) -> dict[str, Any] | None:
         "frames": frames,
         "windows": windows,
         "events": events,
-        "needs": needs,
+        "evidence": evidence,
         "ground_truth": truth,
     }
 
@@ -280,14 +280,14 @@ def describe_tokens(
             for token in decode_tokens(segment, decode):
                 position = offset + starts[token.start]
                 advantage = values[position] if values is not None and segment.is_sampled else None
-                gap, entropy = by_position.get(position, (None, None))
+                logprob_diff, entropy = by_position.get(position, (None, None))
                 pieces.append(
                     {
                         "text": token.text,
                         "logprob": token.logprob,
                         "advantage": advantage,
                         "entropy": entropy,
-                        "gap": gap,
+                        "logprob_diff": logprob_diff,
                     }
                 )
             segments.append(

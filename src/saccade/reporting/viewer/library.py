@@ -41,8 +41,8 @@ MAX_KEPT_STEPS = 2  # a step's groups, whole episodes
 
 
 NO_TOKEN_VALUES = (  # of an episode that was not kept, and of one that was
-    "Entropy and engine–trainer gap are computed when a step trains on an episode; no step trained on this one.",
-    "Entropy and engine–trainer gap are not on disk: no step has trained on this episode, or an earlier version did.",
+    "Entropy and logprob differences are computed when a step trains on an episode; no step trained on this one.",
+    "Entropy and logprob differences are not on disk: no step has trained on this episode, or an earlier version did.",
 )
 
 
@@ -316,7 +316,9 @@ class Library:
             stamp = (location, location.path.stat().st_mtime_ns)  # a page requests its frames one by one
             return self._read_cached(*stamp), row
         except FileNotFoundError:
-            message = f"the episode {ref} was deleted with its file; `episodes.keep` limits the disk space of episodes"
+            message = (
+                f"the episode {ref} was deleted with its file; `episodes.max_gib` limits the disk space of episodes"
+            )
             raise UnknownItemError(message, key="ref", value=ref) from None
 
     def describe_episode(self, name: str, ref: str) -> dict[str, Any]:
@@ -354,7 +356,12 @@ class Library:
             except (SaccadeError, OSError) as error:
                 notes.append(f"{error}.")
         conversations = describe_tokens(stored.episode, decode, advantages, trained)
-        if all(piece["gap"] is None for item in conversations for part in item["segments"] for piece in part["pieces"]):
+        if all(
+            piece["logprob_diff"] is None
+            for item in conversations
+            for part in item["segments"]
+            for piece in part["pieces"]
+        ):
             notes.append(NO_TOKEN_VALUES[row["outcome"] == "kept"])
         return {"error": "", "note": " ".join(notes), "conversations": conversations}
 

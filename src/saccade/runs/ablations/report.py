@@ -68,12 +68,12 @@ CURVE_TITLES = {
 def format_curve_title(key: str) -> str:
     """Return the title of a metric's curve.
 
-    >>> format_curve_title("call_gain/K=32")
+    >>> format_curve_title("call_reward_diff/K=32")
     'Reward with calls minus without, K=32'
     """
     metric, separator, frames = key.rpartition("/K=")
     if separator:
-        titles = {"call_gain": "Reward with calls minus without", "calls": "Calls", "accuracy": "Accuracy"}
+        titles = {"call_reward_diff": "Reward with calls minus without", "calls": "Calls", "accuracy": "Accuracy"}
         return f"{titles.get(metric, metric)}, K={frames}"
     return CURVE_TITLES.get(key, key)
 

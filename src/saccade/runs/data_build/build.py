@@ -277,7 +277,7 @@ class _Stages:
             )
 
         taught = await self._run(demonstrations.STAGE, tasks, work, name=lambda task: task.id)
-        reasons = await demonstrations.rehearse_all(taught, self.build.sft_recipe, context)
+        reasons = await demonstrations.find_all_problems(taught, self.build.sft_recipe, context)
         self.build.refusals += [
             Refusal(stage=demonstrations.STAGE, item=taught[row].task.id, reason="SFT can't learn it", detail=reason)
             for row, reason in reasons.items()
@@ -331,7 +331,7 @@ class _Stages:
 
 def _count_parallel_calls(environment: Any) -> int:
     """Return how many calls a turn of a demonstration may have, also if the teacher's turns had one each."""
-    return environment.settings.max_calls if isinstance(environment, ToolEnvironment) else 0
+    return environment.settings.max_calls_per_turn if isinstance(environment, ToolEnvironment) else 0
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

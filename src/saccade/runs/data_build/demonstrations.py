@@ -1,7 +1,7 @@
 """The stage of demonstrations: episodes of the teacher in the recipe's environment, kept if right and well formed.
 
 Crops of consecutive turns become the parallel calls of one turn. The rule, in `merge_turns`: a turn joins the turns
-before it if all calls together are within `max_calls`, and each of its calls
+before it if all calls together are within `max_calls_per_turn`, and each of its calls
 
 1. has a time window (`start_time`, `end_time`) that overlaps none of theirs: looking again depends on what was seen;
 2. contains no time that their results name: the window may have been chosen for it;
@@ -76,7 +76,11 @@ async def demonstrate(
         reason = await find_problem(episode, score_fn, require_call=require_call)
         if not reason:
             turns = read_turns(episode)
-            turns = merge_turns(turns, format_question(task), max_calls=max_merged_calls) if max_merged_calls else turns
+            turns = (
+                merge_turns(turns, format_question(task), max_calls_per_turn=max_merged_calls)
+                if max_merged_calls
+                else turns
+            )
             return build_demonstration(task, turns, ctx.frame_budget)
     return Refusal(stage=STAGE, item=task.id, reason=reason)
 
@@ -123,11 +127,13 @@ def _read_turn(turn: Turn, episode: Episode) -> DemonstrationTurn:
     )
 
 
-def merge_turns(turns: Sequence[DemonstrationTurn], question: str, *, max_calls: int) -> list[DemonstrationTurn]:
+def merge_turns(
+    turns: Sequence[DemonstrationTurn], question: str, *, max_calls_per_turn: int
+) -> list[DemonstrationTurn]:
     """Merge consecutive turns by the rule above; `question` is what the prompt asks, options included."""
     merged: list[DemonstrationTurn] = []
     for turn in turns:
-        if merged and turn.calls and is_independent(turn, merged[-1], question, max_calls=max_calls):
+        if merged and turn.calls and is_independent(turn, merged[-1], question, max_calls_per_turn=max_calls_per_turn):
             first = merged[-1]
             calls = "".join(f"\n<tool_call>{body}</tool_call>" for body in turn.call_bodies)
             merged[-1] = DemonstrationTurn(
@@ -142,9 +148,11 @@ def merge_turns(turns: Sequence[DemonstrationTurn], question: str, *, max_calls:
     return merged
 
 
-def is_independent(turn: DemonstrationTurn, before: DemonstrationTurn, question: str, *, max_calls: int) -> bool:
+def is_independent(
+    turn: DemonstrationTurn, before: DemonstrationTurn, question: str, *, max_calls_per_turn: int
+) -> bool:
     """Return whether all calls of a turn could have been written together with the calls of the turn before it."""
-    if not before.calls or len(before.calls) + len(turn.calls) > max_calls:
+    if not before.calls or len(before.calls) + len(turn.calls) > max_calls_per_turn:
         return False
     if len(turn.children) != len(turn.calls) or len(before.children) != len(before.calls):
         return False
@@ -205,7 +213,7 @@ def build_demonstration(task: Task, turns: Sequence[DemonstrationTurn], frame_bu
     )
 
 
-async def rehearse_all(demonstrations: Sequence[Demonstration], recipe: Recipe, ctx: Context) -> Mapping[int, str]:
+async def find_all_problems(demonstrations: Sequence[Demonstration], recipe: Recipe, ctx: Context) -> Mapping[int, str]:
     """Return by index why SFT with the recipe would refuse a demonstration; see training.demonstrations."""
     environments = TaskEnvironments.from_recipe(apply_sft_settings(recipe))
     report = await check_demonstrations(dict(enumerate(demonstrations)), environments, ctx)

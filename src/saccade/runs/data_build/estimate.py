@@ -130,7 +130,7 @@ def _estimate_episodes(clip: Clip, recipe: DataBuildRecipe, image_token_size: in
         num_turns = environment.max_turns
         tools = resolve_tool_settings({"tools": environment.settings.tools})
         if asking := [tool for name, tool in tools.items() if load_tool(name).may_run_sub_agent]:
-            num_sub_agents = num_turns * environment.max_calls
+            num_sub_agents = num_turns * environment.max_calls_per_turn
             window = max(min(_count_window_tokens(clip, recipe, tool, image_token_size), limit) for tool in asking)
     requests = num_episodes * (1 + num_turns + num_sub_agents)
     return StageUsage(
@@ -146,7 +146,7 @@ def _count_prompt_tokens(
     """Return the most tokens of an episode's prompt."""
     settings = environment.settings
     schemas = str(environment.tool_schemas) if isinstance(environment, ToolEnvironment) else ""
-    texts = (settings.system or "", schemas, settings.question_template)
+    texts = (settings.system_prompt or "", schemas, settings.question_template)
     num_frames = min(max(recipe.frame_budgets, default=settings.num_frames), clip.record.num_frames)
     frame = _count_frame_tokens(clip, settings.frame_pixels, image_token_size) + _FRAME_NAME_TOKENS
     question = settings.question_template.count("{question}") * _count_question_tokens(recipe)

@@ -18,16 +18,16 @@ from torch.distributed.rendezvous import rendezvous
 
 from saccade.config.schema import ModelConfig
 from saccade.errors import ConfigError, RunError, convert_errors
-from saccade.training.distributed.conductor import Conductor, create_control_group, follow
+from saccade.training.distributed.controller import Controller, create_control_group, serve_commands
 from saccade.training.distributed.worker import Worker
 
 MAX_PROCESSES_PER_CORE = 4  # more only wait for each other, and fill the memory
-_conductor: Conductor | None = None
+_controller: Controller | None = None
 
 
-def get_conductor() -> Conductor | None:
-    """Return the conductor of this training's processes; None if there is only this one."""
-    return _conductor
+def get_controller() -> Controller | None:
+    """Return the controller of this training's processes; None if there is only this one."""
+    return _controller
 
 
 def is_launched() -> bool:
@@ -39,10 +39,10 @@ def is_launched() -> bool:
 def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
     """Connect the processes that torchrun started; yield whether this one runs the training's loop.
 
-    On rank 0 the block runs with a conductor; the other ranks have followed it to its end when the block begins. A
+    On rank 0 the block runs with a controller; the other ranks have followed it to its end when the block begins. A
     process that torchrun didn't start runs the block alone. Raises RunError if another rank is lost.
     """
-    global _conductor
+    global _controller
     if not is_launched():
         yield True
         return
@@ -64,16 +64,16 @@ def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
         if rank:
             for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 stops the others, after a checkpoint
                 signal.signal(number, signal.SIG_IGN)
-            follow(worker, control_group, store)
+            serve_commands(worker, control_group, store)
             yield False
             return
         previous = signal.signal(signal.SIGTERM, raise_stopped)
-        _conductor = Conductor(worker, control_group, store)
+        _controller = Controller(worker, control_group, store)
         try:
             yield True
         finally:
-            _conductor.stop()
-            _conductor = None
+            _controller.stop()
+            _controller = None
             signal.signal(signal.SIGTERM, previous)
     finally:
         if distributed.is_initialized():
@@ -81,7 +81,7 @@ def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
 
 
 def _create_mesh(device_type: str) -> DeviceMesh:
-    """Return the mesh of all ranks: weights are divided within a node and replicated over nodes (HSDP).
+    """Return the mesh of all ranks: weights are sharded within a node and replicated over nodes (HSDP).
 
     Raises RunError if the nodes have different numbers of processes.
     """

@@ -1,10 +1,10 @@
-"""Divide a policy among processes with FSDP2: one unit per language layer, the rest in the root unit.
+"""Shard a policy over processes with FSDP2: one unit per language layer, the rest in the root unit.
 
 The vision tower, its projector, embeddings, norm and head are in the root unit, so a rank without images runs the same
-collective operations as the others. A frozen vision tower isn't divided.
+collective operations as the others. A frozen vision tower isn't sharded.
 
     rank 0: weights on the CPU ─┐ one unit at a time, in float32
-    others: no weights (meta)   ├─broadcast──> whole unit on the device ──divide──> this rank's part
+    others: no weights (meta)   ├─broadcast──> whole unit on the device ──shard───> this rank's part
 """
 
 from collections.abc import Collection, Iterable
@@ -19,11 +19,11 @@ from saccade.models.backbone import Backbone
 
 
 def shard_backbone(backbone: Backbone, mesh: DeviceMesh, device: torch.device) -> None:
-    """Divide rank 0's weights among the ranks of a mesh, in place, and move them to `device`.
+    """Shard rank 0's weights over the ranks of a mesh, in place, and move them to `device`.
 
     Rank 0's backbone is on the CPU; those of the others are on the meta device, so they never hold a whole model.
-    The divided weights are float32, as the optimizer needs them; they are gathered in the type of the activations. On a
-    mesh of two dimensions they are divided within the second and replicated over the first (HSDP). Gradients are summed
+    The sharded weights are float32, as the optimizer needs them; they are gathered in the type of the activations. On a
+    mesh of two dimensions they are sharded within the second and replicated over the first (HSDP). Gradients are summed
     over the ranks, not averaged.
     """
     policy, dtype = backbone.policy, backbone.policy.compute_dtype
@@ -35,10 +35,10 @@ def shard_backbone(backbone: Backbone, mesh: DeviceMesh, device: torch.device) -
     for layer in policy.model.model.language_model.layers:
         _receive_weights(layer, device)
         fully_shard(layer, mesh=mesh, mp_policy=mixed_precision)
-    _receive_weights(policy, device, undivided=() if is_tower_trained else set(tower.parameters()))
-    undivided = set() if is_tower_trained else set(tower.parameters())
+    _receive_weights(policy, device, replicated=() if is_tower_trained else set(tower.parameters()))
+    replicated = set() if is_tower_trained else set(tower.parameters())
     # Gathered again in the backward pass: a forward pass without one must not leave weights that become outdated.
-    fully_shard(policy, mesh=mesh, mp_policy=mixed_precision, reshard_after_forward=True, ignored_params=undivided)
+    fully_shard(policy, mesh=mesh, mp_policy=mixed_precision, reshard_after_forward=True, ignored_params=replicated)
     for module in _find_units(policy):
         module.set_gradient_divide_factor(1.0)
         if mesh.device_type == "cpu":  # gloo has no PREMUL_SUM
@@ -47,10 +47,10 @@ def shard_backbone(backbone: Backbone, mesh: DeviceMesh, device: torch.device) -
     backbone.device = device
 
 
-def _receive_weights(unit: nn.Module, device: torch.device, undivided: Collection[nn.Parameter] = ()) -> None:
-    """Replace the weights and buffers of a unit by rank 0's on a device, weights in float32 but for `undivided` ones.
+def _receive_weights(unit: nn.Module, device: torch.device, replicated: Collection[nn.Parameter] = ()) -> None:
+    """Replace the weights and buffers of a unit by rank 0's on a device, weights in float32 but for `replicated` ones.
 
-    Tied weights stay tied; those of inner units are divided already.
+    Tied weights stay tied; those of inner units are sharded already.
     """
     received: dict[nn.Parameter, nn.Parameter] = {}
     for module in unit.modules():
@@ -59,7 +59,7 @@ def _receive_weights(unit: nn.Module, device: torch.device, undivided: Collectio
                 continue
             if weight not in received:
                 value = _broadcast(weight.detach(), device)
-                received[weight] = nn.Parameter(value if weight in undivided else value.float(), weight.requires_grad)
+                received[weight] = nn.Parameter(value if weight in replicated else value.float(), weight.requires_grad)
             setattr(module, name, received[weight])
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, _broadcast(buffer, device))

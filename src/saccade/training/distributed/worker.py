@@ -1,6 +1,6 @@
-"""What every rank does: it holds its part of the weights and of the optimizer, and its methods are orders.
+"""What every rank does: it holds its part of the weights and of the optimizer, and its methods are commands.
 
-All ranks call a method at the same time with the same arguments (see `conductor`). Results are rank 0's.
+All ranks call a method at the same time with the same arguments (see `controller`). Results are rank 0's.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from saccade.errors import RunError
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io
 from saccade.models.backbone import Backbone, StagedModel
-from saccade.training.distributed.dealing import Deal
+from saccade.training.distributed.micro_steps import LoadedBatch
 from saccade.training.distributed.sharding import shard_backbone
 from saccade.training.optimizer import STATE_FOLDER, Optimizer
 from saccade.training.reference import get_trainable_parameters, load_initial_backbone
@@ -51,33 +51,33 @@ class Worker:
         self._staged: dict[str, Any] = {}  # a copy of this rank's part of a checkpoint
         is_cuda = mesh.device_type == "cuda"
         self._device = torch.device(f"cuda:{torch.cuda.current_device()}" if is_cuda else mesh.device_type)
-        self._undivided: Backbone | None = None  # on rank 0, between reading a model and dividing it
+        self._whole_model: Backbone | None = None  # on rank 0, between reading a model and sharding it
         self.backbone: Backbone
         self.optimizer: Optimizer
         self._reference: list[tuple[Tensor, Tensor]] = []  # this rank's part of each weight, and the other policy's
 
     def read_model(self, settings: ModelConfig) -> None:
-        """Read a model into rank 0's memory, for the next order that divides it. Raises ModelError."""
-        self._undivided = Backbone(settings.model_copy(update={"device": "cpu"}))
+        """Read a model into rank 0's memory, for the next command that shards it. Raises ModelError."""
+        self._whole_model = Backbone(settings.model_copy(update={"device": "cpu"}))
 
     def read_reference(self, folder: str) -> None:
         """Read a folder with the model's settings, like `read_model`. Raises RunError."""
-        self._undivided = load_initial_backbone(self.backbone, folder, "cpu")
+        self._whole_model = load_initial_backbone(self.backbone, folder, "cpu")
 
-    def _divide_model(self, settings: ModelConfig) -> Backbone:
-        """Divide the model that rank 0 has read; the other ranks build it without weights."""
-        backbone = self._undivided or Backbone(settings.model_copy(update={"device": "meta"}))
-        self._undivided = None
+    def _shard_model(self, settings: ModelConfig) -> Backbone:
+        """Shard the model that rank 0 has read; the other ranks build it without weights."""
+        backbone = self._whole_model or Backbone(settings.model_copy(update={"device": "meta"}))
+        self._whole_model = None
         shard_backbone(backbone, self._mesh, self._device)
         return backbone
 
     def load_model(self, settings: ModelConfig) -> Backbone:
-        """Divide the model that rank 0 has read; an earlier stage's model and optimizer are freed before."""
+        """Shard the model that rank 0 has read; an earlier stage's model and optimizer are freed before."""
         for name in ("backbone", "optimizer"):
             vars(self).pop(name, None)
         self._reference = []
         torch.set_num_threads(max(1, settings.num_threads // self._mesh.shape[-1]))
-        self.backbone = self._divide_model(settings)
+        self.backbone = self._shard_model(settings)
         return self.backbone
 
     def create_optimizer(self, settings: OptimizerConfig, num_steps: int) -> None:
@@ -90,30 +90,32 @@ class Worker:
         self.backbone.frozen_features.clear()
 
     def accumulate_gradients(
-        self, deals: Iterable[Deal], loss_fn: LossFn, temperature: float, has_images: bool
+        self, loaded_batches: Iterable[LoadedBatch], loss_fn: LossFn, temperature: float, has_images: bool
     ) -> list[tuple[int, MicroBatchResult]]:
         """Add up the gradients of the micro-batches of all ranks; `has_images`: any of them has images.
 
         Return the results with the micro-batches' indices.
         """
-        self.backbone.model.zero_grad(set_to_none=True)  # of an aborted order
+        self.backbone.model.zero_grad(set_to_none=True)  # of an aborted command
         self.backbone.model.train()
         results = []
-        for deal in deals:
-            if deal.index is None:
-                logp_N, _ = forward(self.backbone, deal.batch, load_pixels=deal.load_pixels, temperature=temperature)
+        for loaded in loaded_batches:
+            if loaded.index is None:
+                logp_N, _ = forward(
+                    self.backbone, loaded.batch, load_pixels=loaded.load_pixels, temperature=temperature
+                )
                 torch.autograd.backward(logp_N.sum())
             else:
                 with _explain_full_memory():
                     [result] = accumulate_gradients(
                         self.backbone,
-                        [deal.batch],
+                        [loaded.batch],
                         loss_fn,
-                        load_all_pixels=deal.load_all_pixels,
+                        load_all_pixels=loaded.load_all_pixels,
                         temperature=temperature,
                     )
                 stats = {name: value.cpu() for name, value in result.stats.items()}
-                results.append((deal.index, result._replace(stats=stats)))
+                results.append((loaded.index, result._replace(stats=stats)))
         self.backbone.model.eval()
         if not has_images:  # one process has no gradient there, which the optimizer distinguishes from zero
             for parameter in self.backbone.model.model.visual.parameters():
@@ -121,14 +123,18 @@ class Worker:
         return self._gather(results)
 
     @torch.no_grad()
-    def compute_logprobs(self, deals: Iterable[Deal], temperature: float) -> list[tuple[int, np.ndarray]]:
+    def compute_logprobs(
+        self, loaded_batches: Iterable[LoadedBatch], temperature: float
+    ) -> list[tuple[int, np.ndarray]]:
         """Return the logprobs of the trained tokens of each micro-batch, with its index."""
         results = []
-        for deal in deals:
-            with _explain_full_memory(), detect_full_memory(deal.batch):
-                logp_N, _ = forward(self.backbone, deal.batch, load_pixels=deal.load_pixels, temperature=temperature)
-            if deal.index is not None:
-                results.append((deal.index, logp_N.cpu().numpy()))
+        for loaded in loaded_batches:
+            with _explain_full_memory(), detect_full_memory(loaded.batch):
+                logp_N, _ = forward(
+                    self.backbone, loaded.batch, load_pixels=loaded.load_pixels, temperature=temperature
+                )
+            if loaded.index is not None:
+                results.append((loaded.index, logp_N.cpu().numpy()))
         return self._gather(results)
 
     @torch.no_grad()
@@ -144,7 +150,7 @@ class Worker:
         """Create the reference policy from a folder's weights, or from the current ones (None)."""
         initial = self.backbone
         if folder is not None:
-            initial = self._divide_model(initial.settings.model_copy(update={"path": folder}))
+            initial = self._shard_model(initial.settings.model_copy(update={"path": folder}))
         device = torch.device("cpu") if reference_device == "cpu" else self._device
         weights = _get_trainable_parts(initial)
         self._reference = [
@@ -193,7 +199,7 @@ class Worker:
         self.backbone.export_adapters(folder)
 
     def save_state(self, folder: Path) -> RunError | None:
-        """Write the divided weights and the optimizer's state below a checkpoint's folder.
+        """Write the sharded weights and the optimizer's state below a checkpoint's folder.
 
         An error of any rank, which all ranks have, is returned: they stay ready.
         """

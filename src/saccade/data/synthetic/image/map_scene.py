@@ -57,9 +57,9 @@ class MapScene:
     @property
     def extras(self) -> dict[str, Any]:
         """The labels in the extras of tasks."""
-        needs = [*([self.card.box] if self.card else []), self.entries[self.place].box]
+        evidence = [*([self.card.box] if self.card else []), self.entries[self.place].box]
         return {
-            "needs": [list(box) for box in needs],
+            "evidence": [list(box) for box in evidence],
             "place": self.place,
             "num_places": len(self.entries),
             "width": self.pixels,

@@ -54,7 +54,7 @@ class NeedleClip:
             "events": [[needle.start, needle.end, needle.color, needle.shape]],
             "seconds": self.seconds,
             "event_seconds": needle.end - needle.start,
-            "needs": [[needle.start, needle.end]],
+            "evidence": [[needle.start, needle.end]],
             "cover": [0.0, 0.0],
             "place": self.place,
             "num_places": self.num_places,

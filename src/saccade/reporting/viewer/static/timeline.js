@@ -23,7 +23,7 @@ export function timeline(data, { seek, video }) {
     rows.push(lane("crops", data.windows.flatMap((item) => item.frames.map((at) => h("i", { class: "tick soft", title: `frame of a call at ${time(at)}`, style: { left: percent(at) } })))));
   }
   if (data.events.length) rows.push(lane("events", data.events.map((item) => h("i", { class: "event", title: item.label, style: { ...span(item), ...(item.color ? { background: item.color } : {}) } }))));
-  if (data.needs.length) rows.push(lane("needed", data.needs.map((item) => h("i", { class: "need", title: `must be seen to answer: ${label(item)}`, style: span(item) }))));
+  if (data.evidence.length) rows.push(lane("needed", data.evidence.map((item) => h("i", { class: "need", title: `must be seen to answer: ${label(item)}`, style: span(item) }))));
   if (data.ground_truth) rows.push(lane("truth", [h("i", { class: "need", title: `ground truth: ${time(data.ground_truth[0])} – ${time(data.ground_truth[1])}`, style: span({ start: data.ground_truth[0], end: data.ground_truth[1] }) })]));
   const cover = h("div", { class: "cover", "aria-hidden": "true" }, playhead);
   const clock = h("span", null, time(0));

@@ -9,15 +9,15 @@ const MODES = {
   logprob: "logprob: the darker, the less likely",
   entropy: "entropy: the darker, the less certain",
   advantage: "advantage: blue above, orange below 0",
-  gap: "engine–trainer gap: the darker, the larger",
+  logprob_diff: "engine–trainer logprob difference: the darker, the larger",
 };
 const MAX_SPANS = 20000;
-const FULL_ENTROPY = 3, FULL_GAP = 0.2; // nats of the darkest color
+const FULL_ENTROPY = 3, FULL_DIFFERENCE = 0.2; // nats of the darkest color
 
 function tint(token, mode) {
   if (mode === "logprob" && token.logprob !== null) return ["warm", 1 - Math.exp(Math.min(token.logprob, 0))];
   if (mode === "entropy" && token.entropy !== null) return ["warm", Math.min(token.entropy / FULL_ENTROPY, 1)];
-  if (mode === "gap" && token.gap !== null) return ["warm", Math.min(Math.abs(token.gap) / FULL_GAP, 1)];
+  if (mode === "logprob_diff" && token.logprob_diff !== null) return ["warm", Math.min(Math.abs(token.logprob_diff) / FULL_DIFFERENCE, 1)];
   if (mode === "advantage" && token.advantage) return [token.advantage > 0 ? "cool" : "warm", Math.min(Math.abs(token.advantage) / 2, 1)];
   return null;
 }
@@ -26,7 +26,7 @@ function describe(token, segment) {
   const parts = [segment.origin];
   if (token.logprob !== null) parts.push(`p ${number(Math.exp(token.logprob))}`, `logprob ${number(token.logprob)}`);
   if (token.entropy !== null) parts.push(`entropy ${number(token.entropy)}`);
-  if (token.gap !== null) parts.push(`engine–trainer gap ${number(token.gap)}`);
+  if (token.logprob_diff !== null) parts.push(`engine–trainer logprob difference ${number(token.logprob_diff)}`);
   if (token.advantage !== null) parts.push(`advantage ${number(token.advantage)}`);
   if (segment.version !== null) parts.push(`weight version ${segment.version}`);
   return parts.join(", ");

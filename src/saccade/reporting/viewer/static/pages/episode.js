@@ -55,7 +55,7 @@ function imageStage(view, data, index) {
     const { naturalWidth: width, naturalHeight: height } = picture;
     const draw = ([left, top, right, bottom], kind, title) => h("i", { class: kind, title, style: { left: `${(left / width) * 100}%`, top: `${(top / height) * 100}%`, width: `${((right - left) / width) * 100}%`, height: `${((bottom - top) / height) * 100}%` } });
     fill(boxes,
-      data.needed_boxes.map((box) => draw(box, "need", "must be seen to answer")),
+      data.evidence_boxes.map((box) => draw(box, "need", "must be seen to answer")),
       data.images.filter((image) => image.box && image.name === data.task.media[index].name).map(({ box }) => draw(box, "look", "shown to the model")));
   });
   return h("div", { class: "still" }, picture, boxes);

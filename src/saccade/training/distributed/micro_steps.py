@@ -1,6 +1,6 @@
-"""Deal micro-batches to ranks in waves of similar cost; the last wave is padded with empty micro-batches.
+"""Distribute micro-batches over the ranks in micro-steps of similar cost; the last one is padded with empty ones.
 
-A second thread loads the pixels of the next wave while the ranks train on one.
+A second thread loads the pixels of the next micro-step while the ranks train on one.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,8 +20,8 @@ _PAIRS_PER_TOKEN = 8192  # visible pairs whose attention costs as much as the ma
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deal:
-    """A rank's micro-batch of a wave, with the pixels of its images by key."""
+class LoadedBatch:
+    """A rank's micro-batch of a micro-step, with the pixels of its images by key."""
 
     index: int | None  # in the order of packing; None is padding
     batch: Batch
@@ -36,33 +36,35 @@ class Deal:
         return self.pixels
 
 
-def deal_waves(
+def iterate_micro_steps(
     batches: Sequence[Batch], num_ranks: int, load_all_pixels: LoadAllPixels, check_cancelled: CheckCancelled
-) -> Iterator[list[Deal]]:
-    """Yield waves of one micro-batch per rank, the most expensive first; pixels are loaded one wave ahead.
+) -> Iterator[list[LoadedBatch]]:
+    """Yield micro-steps of one micro-batch per rank, the most expensive first; pixels are loaded one micro-step ahead.
 
-    `check_cancelled` is called before each wave.
+    `check_cancelled` is called before each micro-step.
     """
     order = sorted(range(len(batches)), key=lambda index: -estimate_cost(batches[index]))
 
-    def load_wave(start: int) -> list[Deal]:
-        wave = [
-            Deal(index=index, batch=batches[index], pixels=load_all_pixels(batches[index].images))
+    def load_micro_step(start: int) -> list[LoadedBatch]:
+        micro_step = [
+            LoadedBatch(index=index, batch=batches[index], pixels=load_all_pixels(batches[index].images))
             for index in order[start : start + num_ranks]
         ]
-        return wave + [Deal(index=None, batch=_build_empty_batch(), pixels={})] * (num_ranks - len(wave))
+        return micro_step + [LoadedBatch(index=None, batch=_build_empty_batch(), pixels={})] * (
+            num_ranks - len(micro_step)
+        )
 
-    with ThreadPoolExecutor(1, thread_name_prefix="saccade-wave") as pool:
-        loading = pool.submit(load_wave, 0)
+    with ThreadPoolExecutor(1, thread_name_prefix="saccade-micro-step") as pool:
+        loading = pool.submit(load_micro_step, 0)
         for start in range(0, len(order), num_ranks):
             check_cancelled()
-            wave = loading.result()
-            loading = pool.submit(load_wave, start + num_ranks)  # empty after the last
-            yield wave
+            micro_step = loading.result()
+            loading = pool.submit(load_micro_step, start + num_ranks)  # empty after the last
+            yield micro_step
 
 
-def count_waves(batches: Sequence[Batch], num_ranks: int) -> int:
-    """Return how many waves `deal_waves` yields."""
+def count_micro_steps(batches: Sequence[Batch], num_ranks: int) -> int:
+    """Return how many micro-steps `iterate_micro_steps` yields."""
     return -(-len(batches) // num_ranks)
 
 
@@ -86,7 +88,7 @@ def _build_empty_batch() -> Batch:
         predictor_N=no_tokens,
         column_N=no_tokens,
         token_N=no_tokens,
-        rollout_logp_N=no_tokens.astype(np.float32),
+        engine_logp_N=no_tokens.astype(np.float32),
         advantage_N=no_tokens.astype(np.float32),
         sample_N=no_tokens,
         version_N=no_tokens,

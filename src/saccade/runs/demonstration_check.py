@@ -1,4 +1,4 @@
-"""Rehearse a file of demonstrations before a run: which of them can be learned whole, and why not the others."""
+"""Check a file of demonstrations before a run: which of them can be learned whole, and why not the others."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ from saccade.types import Demonstration, SamplingParams
 TOKEN_PIXELS = 28  # pixels per side of a visual token, if no model says: Qwen2.5-VL's
 
 
-def rehearse_file(
+def check_demonstration_file(
     path: Path,
     *,
     recipe: str | None = None,
@@ -34,7 +34,7 @@ def rehearse_file(
     media_root: Path | None = None,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> DemonstrationReport | None:
-    """Rehearse the demonstrations of a file in a recipe's environments; None for a file of tasks.
+    """Replay the demonstrations of a file in a recipe's environments; None for a file of tasks.
 
     `recipe` defaults to the published SFT recipe that suits the replies: with code, or with tool calls, to which it
     offers every packaged tool that they call. Without a `model` no limit of tokens is checked. Rows that can't be read,

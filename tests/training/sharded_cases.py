@@ -1,6 +1,6 @@
 """Trainings that one process and several do alike.
 
-A script under torchrun, `divided_cases.py ACTION WORK OUT`, runs one of ACTIONS with the `workspace.pickle` in WORK.
+A script under torchrun, `sharded_cases.py ACTION WORK OUT`, runs one of ACTIONS with the `workspace.pickle` in WORK.
 """
 
 import errno
@@ -26,7 +26,7 @@ from saccade.ledger import Ledger
 from saccade.runs import pipeline
 from saccade.training import checkpoint, rl
 from saccade.training.distributed import worker
-from saccade.training.distributed.backbone import DividedBackbone, DividedOptimizer, create_optimizer
+from saccade.training.distributed.backbone import ShardedBackbone, ShardedOptimizer, create_optimizer
 from saccade.training.distributed.launch import join_training_processes
 from saccade.training.optimizer import STATE_FOLDER, Optimizer
 from saccade.training.policy_update import update_policy
@@ -93,7 +93,7 @@ def train(workspace, case: Case, folder: Path, batches_of_samples=()) -> dict:
     """Train; return the metrics of each step and the numbers of micro-batches."""
     components, counts = load_components(workspace, case), []
     backbone = components.backbone
-    if isinstance(backbone, DividedBackbone):
+    if isinstance(backbone, ShardedBackbone):
         accumulate = backbone.accumulate_gradients
         backbone.accumulate_gradients = lambda batches, *args, **kwargs: (
             counts.append(len(batches)) or accumulate(batches, *args, **kwargs)
@@ -153,7 +153,7 @@ def run_cases(workspace, samples, out: Path) -> None:
 
 
 def abort_an_order(workspace, samples, out: Path) -> None:
-    """Fail on rank 0 while it prepares a wave, then update the policy: the other ranks must drop the order."""
+    """Fail on rank 0 while it prepares a micro-step, then update the policy: the other ranks must drop the command."""
     case = CASES["rl"]
     components = load_components(workspace, case)
     load_all_pixels, calls = components.media.load_all_pixels, []
@@ -234,7 +234,7 @@ def plant_nan(self, step=Optimizer.step):
 
 def train_beside_a_write(workspace, samples, out: Path) -> None:
     """Train four steps; the checkpoint of the second is written once the fourth has begun. Then without a thread."""
-    has_begun, seen, write, start_step = threading.Event(), [], worker._write_state, DividedOptimizer.start_step
+    has_begun, seen, write, start_step = threading.Event(), [], worker._write_state, ShardedOptimizer.start_step
 
     def start(self, step):
         start_step(self, step)
@@ -247,9 +247,9 @@ def train_beside_a_write(workspace, samples, out: Path) -> None:
         return write(*args)
 
     overrides = (*ADAMW, "sft.steps=4", "sft.save_every=2", "sft.checkpoints.last=9")
-    DividedOptimizer.start_step, worker._write_state = start, wait_and_write
+    ShardedOptimizer.start_step, worker._write_state = start, wait_and_write
     workspace.run_sft(load_components(workspace, Case("sft", overrides)), out / "beside")
-    DividedOptimizer.start_step, worker._write_state = start_step, write
+    ShardedOptimizer.start_step, worker._write_state = start_step, write
     waiting = Case("sft", (*overrides, "sft.checkpoints.background=false"))
     workspace.run_sft(load_components(workspace, waiting), out / "waiting")
     for name in ("beside", "waiting"):

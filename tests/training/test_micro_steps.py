@@ -1,4 +1,4 @@
-"""Micro-batches dealt to ranks: every one once, similar costs in a wave, empty ones at the end."""
+"""Micro-batches distributed over ranks: every one once, similar costs in a micro-step, empty ones at the end."""
 
 import threading
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 
 from saccade.errors import MediaError
 from saccade.ledger import ImageRef
-from saccade.training.distributed.dealing import count_waves, deal_waves, estimate_cost
+from saccade.training.distributed.micro_steps import count_micro_steps, estimate_cost, iterate_micro_steps
 from saccade.training.packing import Batch
 
 IMAGE = ImageRef(path="a.png", digest="9f2c", time=None, width=32, height=32)
@@ -36,7 +36,7 @@ def build_batch(*rows: str, images=()) -> Batch:
         predictor_N=tokens,
         column_N=tokens,
         token_N=tokens,
-        rollout_logp_N=tokens,
+        engine_logp_N=tokens,
         advantage_N=tokens,
         sample_N=tokens,
         version_N=tokens,
@@ -62,56 +62,56 @@ def test_the_cost_counts_padded_tokens_and_visible_pairs(rows):
 
 
 @pytest.mark.parametrize(("num_batches", "num_ranks"), [(1, 4), (4, 2), (5, 2), (7, 3)])
-def test_every_micro_batch_is_dealt_once_and_the_last_wave_is_padded(num_batches, num_ranks):
+def test_every_micro_batch_is_trained_once_and_the_last_micro_step_is_padded(num_batches, num_ranks):
     batches = [build_batch("0" * (1 + 3 * index % 7)) for index in range(num_batches)]
-    waves = list(deal_waves(batches, num_ranks, lambda image: None, lambda: None))
-    assert len(waves) == count_waves(batches, num_ranks)
-    assert all(len(wave) == num_ranks for wave in waves)
-    deals = [deal for wave in waves for deal in wave]
-    dealt, padding = deals[:num_batches], deals[num_batches:]
-    assert sorted(deal.index for deal in dealt) == list(range(num_batches))
-    assert all(deal.batch is batches[deal.index] for deal in dealt)
-    costs = [estimate_cost(deal.batch) for deal in dealt]
+    micro_steps = list(iterate_micro_steps(batches, num_ranks, lambda image: None, lambda: None))
+    assert len(micro_steps) == count_micro_steps(batches, num_ranks)
+    assert all(len(micro_step) == num_ranks for micro_step in micro_steps)
+    loaded_batches = [loaded for micro_step in micro_steps for loaded in micro_step]
+    dealt, padding = loaded_batches[:num_batches], loaded_batches[num_batches:]
+    assert sorted(loaded.index for loaded in dealt) == list(range(num_batches))
+    assert all(loaded.batch is batches[loaded.index] for loaded in dealt)
+    costs = [estimate_cost(loaded.batch) for loaded in dealt]
     assert costs == sorted(costs, reverse=True)
-    for deal in padding:
-        assert deal.index is None
-        assert not deal.batch.images
-        assert len(deal.batch.token_N) == 0
+    for loaded in padding:
+        assert loaded.index is None
+        assert not loaded.batch.images
+        assert len(loaded.batch.token_N) == 0
 
 
-def test_pixels_are_loaded_once_per_micro_batch_at_most_one_wave_ahead():
+def test_pixels_are_loaded_once_per_micro_batch_at_most_one_micro_step_ahead():
     batches = [replace(build_batch("00"), images=(IMAGE, IMAGE)) for _ in range(4)]
-    loaded, checks, next_wave = [], [], threading.Semaphore(0)
+    loaded, checks, next_micro_step = [], [], threading.Semaphore(0)
 
     def load(images):
         loaded.append(threading.current_thread())
-        next_wave.release()
+        next_micro_step.release()
         return {image.key: "pixels" for image in images}
 
-    waves = deal_waves(batches, 1, load, lambda: checks.append(1))
+    micro_steps = iterate_micro_steps(batches, 1, load, lambda: checks.append(1))
     for count in range(1, 5):
-        [deal] = next(waves)
-        assert deal.load_pixels(IMAGE) == "pixels"
+        [batch] = next(micro_steps)
+        assert batch.load_pixels(IMAGE) == "pixels"
         assert len(checks) == count
-        # The next wave is loaded while the caller trains on this one, and no further wave.
+        # The next micro-step is loaded while the caller trains on this one, and no further micro-step.
         for _ in range(2 if count == 1 else int(count < 4)):
-            assert next_wave.acquire(timeout=60)
+            assert next_micro_step.acquire(timeout=60)
         assert len(loaded) == min(count + 1, 4)
-    assert list(waves) == []
+    assert list(micro_steps) == []
     assert threading.current_thread() not in loaded
 
 
-def test_waves_after_a_cancellation_are_not_dealt():
+def test_micro_steps_after_a_cancellation_are_not_loaded():
     checks = iter([None, None, KeyError])
 
     def check_cancelled():
         if error := next(checks):
             raise error
 
-    waves = deal_waves([build_batch("0")] * 4, 1, lambda image: None, check_cancelled)
-    assert [len(next(waves)) for _ in range(2)] == [1, 1]
+    micro_steps = iterate_micro_steps([build_batch("0")] * 4, 1, lambda image: None, check_cancelled)
+    assert [len(next(micro_steps)) for _ in range(2)] == [1, 1]
     with pytest.raises(KeyError):
-        next(waves)
+        next(micro_steps)
 
 
 def test_an_error_while_pixels_are_loaded_is_raised():
@@ -119,4 +119,4 @@ def test_an_error_while_pixels_are_loaded_is_raised():
         raise MediaError("no such file")
 
     with pytest.raises(MediaError):
-        next(deal_waves([build_batch("0", images=(IMAGE,))], 1, fail, lambda: None))
+        next(iterate_micro_steps([build_batch("0", images=(IMAGE,))], 1, fail, lambda: None))

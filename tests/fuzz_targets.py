@@ -256,7 +256,7 @@ def rewrite_paths(rng, folder):
 
 EXTRAS = {
     **{"question": "at", "target": "red", "seconds": 64.0, "events": [[4.0, 6.0, "red"], [20, 22]], "scene": 3},
-    **{"needs": [[1, 2]], "cover": [0, 4], "event_seconds": 2.0, "width": 640, "height": 480},
+    **{"evidence": [[1, 2]], "cover": [0, 4], "event_seconds": 2.0, "width": 640, "height": 480},
     **{"cards": [], "looks": [], "system": "Look.", "subtitles_offset": 2.0, "data_source": "a"},
     "shuffled": {"order": [1, 0], "attempt": 2},
 }

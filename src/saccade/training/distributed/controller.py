@@ -1,9 +1,9 @@
-"""Rank 0 gives orders, the other ranks follow: all collective operations of a training start here.
+"""Rank 0 sends commands, the other ranks run them: all collective operations of a training start here.
 
     rank 0                                                     rank 1, 2, …
-    Conductor.call ──order: method, arguments (gloo)─────────> follow
-      Worker.method <──────collective operations (FSDP2)────────> Worker.method
-      Waves         ──one micro-batch per rank and wave────────> Waves
+    Controller.call ──command: method, arguments (gloo)──────> serve_commands
+      Worker.method <──────collective operations (FSDP2)──────> Worker.method
+      MicroSteps    ──one micro-batch per rank and micro-step─> MicroSteps
 
 Calls have one lock, so two of them can't interleave. A rank that fails writes the reason to the job's key-value store
 and closes its connections, which ends the collective operations of the others; rank 0 raises the reason. A rank that is
@@ -22,29 +22,29 @@ from torch.distributed.distributed_c10d import Store
 
 from saccade.errors import RunError, SaccadeError, convert_errors
 
-_ORDER_TIMEOUT = timedelta(days=7)  # of the ranks that wait for an order while rank 0 collects rollouts
+_COMMAND_TIMEOUT = timedelta(days=7)  # of the ranks that wait for a command while rank 0 collects rollouts
 _FAILURE_KEY, _RECEIVED_KEY = "saccade/failure", "saccade/failure_received"
 _FAILURE_SECONDS = 5.0  # in which a failing rank's reason arrives
 _STOP = "stop"
-Order = tuple[str, tuple[Any, ...], int]  # the method's name, its arguments, the number of waves
+Command = tuple[str, tuple[Any, ...], int]  # the method's name, its arguments, the number of micro-steps
 
 
-class WavesAbortedError(SaccadeError):
-    """Rank 0 failed to prepare a wave: the other ranks drop the order."""
+class CommandAbortedError(SaccadeError):
+    """Rank 0 failed to prepare a micro-step: the other ranks drop the command."""
 
 
-class Waves:
-    """The waves of an order: iterating yields this rank's item of each, which rank 0 sends."""
+class MicroSteps:
+    """The micro-steps of a command: iterating yields this rank's item of each, which rank 0 sends."""
 
     def __init__(self, count: int, source: Iterator[Sequence[Any]] | None) -> None:
         self._count, self._source = count, source
         self.is_aborted = False
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield this rank's items. Raises what rank 0's source raises; WavesAbortedError on the other ranks."""
+        """Yield this rank's items. Raises what rank 0's source raises; CommandAbortedError on the other ranks."""
         for _ in range(self._count):
             item = self._scatter(self._prepare_items())
-            if isinstance(item, WavesAbortedError):
+            if isinstance(item, CommandAbortedError):
                 raise item
             yield item
 
@@ -58,7 +58,7 @@ class Waves:
             return items
         finally:
             if self.is_aborted:
-                self._scatter([WavesAbortedError("rank 0 stopped the order")] * distributed.get_world_size())
+                self._scatter([CommandAbortedError("rank 0 stopped the command")] * distributed.get_world_size())
 
     def _scatter(self, items: list[Any] | None) -> Any:
         received: list[Any] = [None]
@@ -66,7 +66,7 @@ class Waves:
         return received[0]
 
 
-class Conductor:
+class Controller:
     """Runs methods of the workers of all ranks at the same time; exists on rank 0."""
 
     def __init__(self, worker: Any, group: Any, store: Store) -> None:
@@ -79,19 +79,21 @@ class Conductor:
         with self._lock:
             getattr(self._worker, method)(*args)
 
-    def call(self, method: str, *args: Any, waves: Iterator[Sequence[Any]] | None = None, num_waves: int = 0) -> Any:
+    def call(
+        self, method: str, *args: Any, micro_steps: Iterator[Sequence[Any]] | None = None, num_micro_steps: int = 0
+    ) -> Any:
         """Run a worker's method on every rank; return rank 0's result.
 
-        With `num_waves` the method's first argument is an iterable of waves, from `waves`, which yields one item per
-        rank. Raises RunError if a rank fails or is lost; no call is possible then.
+        With `num_micro_steps` the method's first argument is an iterable of micro-steps, from `micro_steps`, which
+        yields one item per rank. Raises RunError if a rank fails or is lost; no call is possible then.
         """
         with self._lock:
             if self._is_broken:
                 raise RunError("a rank of this training was lost; resume it with --resume")
-            own = Waves(num_waves, waves) if num_waves else None
+            own = MicroSteps(num_micro_steps, micro_steps) if num_micro_steps else None
             self._is_broken = True
             try:
-                self._send((method, args, num_waves))
+                self._send((method, args, num_micro_steps))
                 result = getattr(self._worker, method)(*([own] if own else []), *args)
                 self._is_broken = False
                 return result
@@ -110,8 +112,8 @@ class Conductor:
                 self._is_broken = True
                 self._send((_STOP, (), 0))
 
-    def _send(self, order: Order) -> None:
-        distributed.broadcast_object_list([order], src=0, group=self._group)
+    def _send(self, command: Command) -> None:
+        distributed.broadcast_object_list([command], src=0, group=self._group)
 
     def explain(self, error: RuntimeError) -> RunError:
         """Return the failure of another rank that ended a collective operation, or else this rank's error."""
@@ -125,8 +127,8 @@ class Conductor:
         )
 
 
-def follow(worker: Any, group: Any, store: Store) -> None:
-    """Run the methods that rank 0 orders until it stops. Raises RunError if rank 0 is lost."""
+def serve_commands(worker: Any, group: Any, store: Store) -> None:
+    """Run the methods that rank 0 sends until it stops. Raises RunError if rank 0 is lost."""
     rank = distributed.get_rank()
     while True:
         received: list[Any] = [None]
@@ -134,13 +136,13 @@ def follow(worker: Any, group: Any, store: Store) -> None:
             distributed.broadcast_object_list(received, src=0, group=group)
         except RuntimeError as error:
             raise RunError(f"rank {rank} has lost rank 0: {_shorten(error)}") from error
-        method, args, num_waves = received[0]
+        method, args, num_micro_steps = received[0]
         if method == _STOP:
             return
         try:
             with convert_errors(RunError, f"rank {rank} failed"):
-                getattr(worker, method)(*([Waves(num_waves, None)] if num_waves else []), *args)
-        except WavesAbortedError:
+                getattr(worker, method)(*([MicroSteps(num_micro_steps, None)] if num_micro_steps else []), *args)
+        except CommandAbortedError:
             continue
         except SaccadeError as error:
             with contextlib.suppress(RuntimeError):
@@ -164,6 +166,6 @@ def _shorten(error: RuntimeError) -> str:
 
 
 def create_control_group(timeout: timedelta) -> Any:
-    """Return the group over which orders are sent, through the CPU; rank 0 waits at most `timeout` for each receipt."""
+    """Return the group over which commands are sent, through the CPU; rank 0 waits at most `timeout`."""
     # Each process has its own timeout.
-    return distributed.new_group(backend="gloo", timeout=_ORDER_TIMEOUT if distributed.get_rank() else timeout)
+    return distributed.new_group(backend="gloo", timeout=_COMMAND_TIMEOUT if distributed.get_rank() else timeout)

@@ -1,4 +1,4 @@
-"""Several processes that divide a model train like one: losses, gradient norms and weights agree."""
+"""Several processes that shard a model train like one: losses, gradient norms and weights agree."""
 
 import json
 import os
@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import divided_cases
 import pytest
+import sharded_cases
 import torch
-from divided_cases import CASES
+from sharded_cases import CASES
 from torch.utils._pytree import tree_flatten
 from training_cases import alternate, with_reward
 
@@ -24,9 +24,9 @@ COMPARED = ("loss", "grad_norm", "entropy", "packed_tokens", "trained_tokens", "
 
 
 def run_processes(action, work, out, *, num_processes=2, num_nodes=1, returncode=0):
-    """Run an action of `divided_cases` through torchrun, with so many processes on each of so many nodes."""
+    """Run an action of `sharded_cases` through torchrun, with so many processes on each of so many nodes."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={num_processes}"]
-    script = [divided_cases.__file__, action, str(work), str(out)]
+    script = [sharded_cases.__file__, action, str(work), str(out)]
     if num_nodes == 1:
         commands = [[*torchrun, "--standalone", *script]]
     else:
@@ -57,7 +57,7 @@ def record_samples(workspace, monkeypatch, folder):
 
     with monkeypatch.context() as patch:
         patch.setattr(rl, "run_policy_update", record)
-        components = with_reward(workspace.load_components(f"rl.steps={divided_cases.STEPS}"), alternate)
+        components = with_reward(workspace.load_components(f"rl.steps={sharded_cases.STEPS}"), alternate)
         workspace.run_rl(components, folder)
     return recorded
 
@@ -65,7 +65,7 @@ def record_samples(workspace, monkeypatch, folder):
 @pytest.fixture(scope="module")
 def prepared(workspace, tmp_path_factory):
     """The workspace, samples of RL and the folder of what two processes trained."""
-    work = tmp_path_factory.mktemp("divided")
+    work = tmp_path_factory.mktemp("sharded")
     make_tiny_model(
         str(workspace.root / "untied"),
         family="qwen2_5_vl",
@@ -95,7 +95,7 @@ def trained(request, prepared, tmp_path_factory):
 def test_two_processes_train_like_one(prepared, tmp_path):
     workspace, samples, work = prepared
     run_processes("few", work, tmp_path / "out")
-    for name in divided_cases.FEW_CASES:
+    for name in sharded_cases.FEW_CASES:
         check_training(workspace, samples, tmp_path / "out", tmp_path / name, name)
 
 
@@ -109,16 +109,16 @@ def test_several_processes_train_like_one(trained, tmp_path, name):
 def check_training(workspace, samples, out, tmp_path, name):
     """Train a case in this process: what several processes wrote to `out` must equal it."""
     case = CASES[name]
-    expected = divided_cases.train(workspace, case, tmp_path, samples)["rows"]
+    expected = sharded_cases.train(workspace, case, tmp_path, samples)["rows"]
     result = json.loads((out / name / "result.json").read_text())
-    assert len(result["rows"]) == len(expected) == divided_cases.STEPS
+    assert len(result["rows"]) == len(expected) == sharded_cases.STEPS
     for row, expected_row in zip(result["rows"], expected, strict=True):
         for metric in COMPARED:
             if metric in expected_row:
                 assert row[metric] == pytest.approx(expected_row[metric], rel=case.tolerance, abs=1e-7), metric
     if "kl" in expected[-1]:
         assert expected[-1]["kl"] > 1e-6  # the reference isn't the current policy
-    ours, theirs = (divided_cases.read_weights(folder / "final") for folder in (tmp_path, out / name))
+    ours, theirs = (sharded_cases.read_weights(folder / "final") for folder in (tmp_path, out / name))
     assert ours.keys() == theirs.keys()
     distance = torch.stack([(ours[key] - theirs[key]).norm() for key in ours]).norm()
     assert distance <= 10 * case.tolerance * torch.stack([value.norm() for value in ours.values()]).norm()
@@ -141,7 +141,7 @@ def test_ranks_have_different_numbers_of_micro_batches(trained, stage):
 @pytest.mark.soak
 def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(trained):
     *_, out, _ = trained
-    whole, resumed = (divided_cases.read_weights(out / name / "step-000006") for name in ("whole", "resumed"))
+    whole, resumed = (sharded_cases.read_weights(out / name / "step-000006") for name in ("whole", "resumed"))
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
 
@@ -174,17 +174,17 @@ def test_a_nan_on_another_rank_stops_all_ranks_after_a_checkpoint_of_the_step_be
     run_processes("nan", work, tmp_path)
     key, message = json.loads((tmp_path / "errors.json").read_text())
     assert key == "optim.lr"
-    assert message.startswith(f"step 3: the gradient of {divided_cases.NAN_WEIGHT} ")
+    assert message.startswith(f"step 3: the gradient of {sharded_cases.NAN_WEIGHT} ")
     assert [saved.step for saved in list_checkpoints(tmp_path)] == [2]
 
 
 @pytest.mark.soak
-def test_a_checkpoint_is_divided_anew_among_other_numbers_of_processes(prepared, tmp_path):
+def test_a_checkpoint_is_sharded_anew_over_other_numbers_of_processes(prepared, tmp_path):
     workspace, _, work = prepared
     for num_processes in (2, 1, 4):
-        run_processes("continue", work, tmp_path / "divided", num_processes=num_processes)
-    divided_cases.continue_training(workspace, tmp_path / "alone")
-    ours, theirs = (divided_cases.read_weights(tmp_path / name / "step-000006") for name in ("alone", "divided"))
+        run_processes("continue", work, tmp_path / "sharded", num_processes=num_processes)
+    sharded_cases.continue_training(workspace, tmp_path / "alone")
+    ours, theirs = (sharded_cases.read_weights(tmp_path / name / "step-000006") for name in ("alone", "sharded"))
     assert ours.keys() == theirs.keys()
     for key, value in ours.items():
         assert (value - theirs[key]).norm() <= 1e-4 * max(1.0, float(value.norm())), key

@@ -1,6 +1,6 @@
 """Mutated inputs of every surface that reads files, servers or models: each is used or refused in one sentence.
 
-`python tests/test_mutations.py SECONDS SEED [SURFACE...]` mutates each surface for so long in a process of its own, and
+`python tests/test_fuzz.py SECONDS SEED [SURFACE...]` mutates each surface for so long in a process of its own, and
 prints the rows for docs/reliability.md and every kind of failure once. `--media FOLDER` adds clips to mutate.
 """
 
@@ -18,9 +18,9 @@ import time
 import traceback
 from pathlib import Path
 
-import mutation_surfaces
+import fuzz_targets
 import pytest
-from mutation_surfaces import REFUSALS, SURFACES
+from fuzz_targets import REFUSALS, SURFACES
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +71,7 @@ def _raise_too_slow(*_):
 
 def fuzz(name: str, seconds: float, seed: int, media: str) -> None:
     """Mutate one surface and print its row; bound the time and the memory of each input."""
-    mutation_surfaces.MEDIA_FOLDER = media
+    fuzz_targets.MEDIA_FOLDER = media
     signal.signal(signal.SIGPROF, _raise_too_slow)
     used = refused = number = 0
     failures: dict[tuple, str] = {}

@@ -1,4 +1,4 @@
-"""One of two ranks of models sharded by FSDP2: `divided.py RANK STORE FOLDER`, with the models of CASES in FOLDER.
+"""One of two ranks of models sharded by FSDP2: `sharded_models.py RANK STORE FOLDER`, with CASES in FOLDER.
 
 It writes each model's weights layer by layer, copies them, and prints as a line of JSON how many gathered bytes were
 alive at most, and the bytes of the largest layer.
