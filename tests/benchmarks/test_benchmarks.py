@@ -164,10 +164,19 @@ def test_local_engine(run):
 
 
 @pytest.mark.slow
-def test_media(run):
+@pytest.mark.parametrize("has_baselines", [False, True])
+def test_media(run, monkeypatch, capsys, has_baselines):
+    common = importlib.import_module("_common")
+    if has_baselines and common.find_environment("decord") is None:
+        pytest.skip("decord is missing: scripts/bootstrap --decord")
+    elif not has_baselines:
+        monkeypatch.setattr(common, "find_environment", lambda name: None)
     rows = run("media", "--rounds", "1", "--seconds", "8", "--repeats", "9", "--frames", "6")
-    assert [row["case"] for row in rows][:3] == ["one episode", "a group of 8", "a second epoch, from the disk"]
+    cases = [row["case"] for row in rows]
+    assert ["decord" in cases[0], "OpenCV" in cases[1]] == [has_baselines] * 2
+    assert cases[2 * has_baselines :][:3] == ["one episode", "a group of 8", "a second epoch, from the disk"]
     assert all(row["saccade s"] > 0 for row in rows)
+    assert ("scripts/bootstrap --decord" in capsys.readouterr().out) != has_baselines
 
 
 @pytest.mark.slow
