@@ -5,6 +5,8 @@ docs/results/figures.json lists, for each section, its figures in order, each wi
     ["0.23 {-0.00, 0.46}", "TABLE | CONDITION | VARIANT | after"]       of docs/experiments/NAME/results.json
     ["+0.06 {-0.02, +0.15}", "TABLE | CONDITION | VARIANT − OTHER | after"]   a difference, paired by seed
     ["0.66", "other_runs/0/values/0"]                                   of docs/results/demo.json
+    ["+0.69 [+0.59, +0.77]", "deciding/3/difference"]                   of docs/results/deciding.json
+    ["0.04", "rows/after RL, greedy/1/0 − rows/after SFT, greedy/1/0"]  a difference
     ["0.41", "published: …"], ["38", "setting: …"], ["0.78", "not kept: …"]     of no run, or of one without a file
 """
 
@@ -14,7 +16,7 @@ import json
 import math
 import re
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 import pytest
 
@@ -84,12 +86,14 @@ def load_demo():
 
 
 def look_up_demo(source, figure):
-    demo = load_demo()
-    if source == "median gain of RL, greedy":
-        greedy = zip(demo["rows"]["after SFT, greedy"], demo["rows"]["after RL, greedy"], strict=True)
-        return median(after[0] - before[0] for before, after in greedy)
-    value = demo
-    for part in source.split("/"):
+    if " − " in source:
+        after, before = (look_up_demo(part, figure) for part in source.split(" − "))
+        return after - before
+    value, path = load_demo(), source
+    if source.startswith("deciding/"):
+        value = json.loads((ROOT / "docs" / "results" / "deciding.json").read_text())
+        path = source.removeprefix("deciding/")
+    for part in path.split("/"):
         value = value[int(part)] if isinstance(value, list) else value[part]
     return value
 
