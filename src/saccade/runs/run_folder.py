@@ -1,4 +1,4 @@
-"""The run folder: everything a run writes to disk, in a form that survives a kill and can be read and resumed.
+"""The run folder: what a run writes to disk, in a form that survives a kill and can be read and resumed.
 
 recipe.yaml         the resolved recipe with every default
 invocations.json    one entry per invocation: seed, versions, platform, commit, sandbox isolation, digests of
@@ -6,6 +6,8 @@ invocations.json    one entry per invocation: seed, versions, platform, commit, 
 plugins/            copies of the plugin files that the recipe names, by the start of their digest
 metrics.jsonl       one line per step, appended and synced; cut back to the checkpoint when a run is resumed
 status/*.json       one file per finished stage
+
+Other modules write the rest: checkpoints, episodes, evaluations, reports. docs/index.md lists every file.
 """
 
 import hashlib
