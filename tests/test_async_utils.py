@@ -167,6 +167,7 @@ def test_collections_skip_what_existed_before_the_block_and_not_after_it():
     assert any(item is before[0] for item in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_a_task_that_ctrl_c_has_ended_is_not_logged(caplog):
     """A second Ctrl-C is raised in whichever task runs, and no code awaits that task."""
 

@@ -34,6 +34,7 @@ def list_commands(group=None, words=()):
         yield from list_commands(command, (*words, name))
 
 
+@pytest.mark.slow
 def test_help_imports_no_heavy_modules():
     code = (
         "import json, sys; from saccade.cli.app import app\n"

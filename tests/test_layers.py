@@ -1,6 +1,7 @@
 """Each module imports only from earlier layers; there are no import circles; `import saccade` is light."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -109,8 +110,18 @@ def get_part(module):
     return module.split(".")[1] if module.count(".") else ""
 
 
-EDGES = {module: sorted(set(find_imports(path))) for module, path in MODULES.items()}
-INSIDE = {module: [name for name in names if name.split(".")[0] == "saccade"] for module, names in EDGES.items()}
+@functools.cache
+def list_edges():
+    """Return what each module imports."""
+    return {module: sorted(set(find_imports(path))) for module, path in MODULES.items()}
+
+
+@functools.cache
+def list_inner_edges():
+    """Return which modules of the package each module imports."""
+    return {
+        module: [name for name in names if name.split(".")[0] == "saccade"] for module, names in list_edges().items()
+    }
 
 
 def test_every_part_has_a_layer():
@@ -119,7 +130,7 @@ def test_every_part_has_a_layer():
 
 
 def test_modules_import_only_from_earlier_layers():
-    for module, name in ((module, name) for module, names in INSIDE.items() for name in names):
+    for module, name in ((module, name) for module, names in list_inner_edges().items() for name in names):
         own, other = get_part(module), get_part(name)
         if not own or not other or other == own:
             continue
@@ -133,13 +144,14 @@ def test_modules_import_only_from_earlier_layers():
 def test_no_private_module_is_imported_across_top_level_folders():
     crossing = [
         (module, name)
-        for module, names in INSIDE.items()
+        for module, names in list_inner_edges().items()
         for name in names
         if any(part.startswith("_") for part in name.split(".")) and get_part(name) != get_part(module)
     ]
     assert not crossing
 
 
+@pytest.mark.slow
 def test_tests_import_private_modules_of_their_own_folder_alone():
     tests = PACKAGE.parents[1] / "tests"
     crossing = [
@@ -176,13 +188,17 @@ def test_benchmarks_examples_and_scripts_import_nothing_private(folder):
 
 def test_contracts_need_the_standard_library_alone():
     for part in ("errors", "ledger", "types"):
-        outside = {name.split(".")[0] for name in EDGES[f"saccade.{part}"]} - set(sys.stdlib_module_names) - {"saccade"}
+        outside = (
+            {name.split(".")[0] for name in list_edges()[f"saccade.{part}"]}
+            - set(sys.stdlib_module_names)
+            - {"saccade"}
+        )
         assert not outside, f"{part} imports {outside}"
 
 
 @pytest.mark.parametrize("package", OWNERS)
 def test_third_party_packages_stay_behind_their_owners(package):
-    users = {module for module, names in EDGES.items() if package in {name.split(".")[0] for name in names}}
+    users = {module for module, names in list_edges().items() if package in {name.split(".")[0] for name in names}}
     owners = {*OWNERS[package]}
     names = {module: module.removeprefix("saccade.") for module in users}
     strangers = sorted(
@@ -203,7 +219,7 @@ def test_there_are_no_import_circles():
         if module in done:
             return
         path.append(module)
-        for name in INSIDE[module]:
+        for name in list_inner_edges()[module]:
             if name in MODULES and get_part(name):
                 visit(name)
         done.add(path.pop())
@@ -225,5 +241,5 @@ def test_light_modules_bring_no_heavy_ones(module):
 
 def test_reports_do_not_know_the_synthetic_data():
     general = [module for module in MODULES if get_part(module) in {"metrics", "evaluation", "reporting", "training"}]
-    found = {m: name for m in general for name in INSIDE[m] if name.startswith("saccade.data.synthetic")}
+    found = {m: name for m in general for name in list_inner_edges()[m] if name.startswith("saccade.data.synthetic")}
     assert not found

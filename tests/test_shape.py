@@ -19,8 +19,10 @@ def get_name(path):
 
 @functools.cache
 def list_nodes():
-    """Return the name of a file and a node, for all nodes of all files."""
-    return [(get_name(path), node) for path in FILES for node in ast.walk(ast.parse(path.read_text()))]
+    """Return the name of a file and a node, for all functions and calls of all files."""
+    kinds = (*FUNCTIONS, ast.Call)
+    trees = ((get_name(path), ast.parse(path.read_text())) for path in FILES)
+    return [(name, node) for name, tree in trees for node in ast.walk(tree) if isinstance(node, kinds)]
 
 
 def test_functions_are_annotated():

@@ -6,6 +6,8 @@ import re
 import tokenize
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 CODE = sorted(
     path
@@ -251,6 +253,7 @@ def list_uses(path):
     ]
 
 
+@pytest.mark.slow
 def test_old_words_stay_out():
     uses = [use for path in (*CODE, *DOCUMENTS, *RESULTS) for use in list_uses(path)]
     assert not uses, "\n".join(uses)

@@ -124,6 +124,7 @@ RELAXED = settings(
 )
 
 
+@pytest.mark.slow
 @RELAXED
 @given(items=st.lists(ledgers(), max_size=3))
 def test_ledgers_round_trip(tmp_path, items):

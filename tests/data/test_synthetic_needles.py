@@ -124,6 +124,7 @@ def test_demonstrations_look_everywhere_alike(dataset):
             assert len(item.replies) == 2
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_files(tmp_path):
     for name in ("a", "b"):
         generate_dataset(tmp_path / name, CONFIGS["opening"], seed=1)
@@ -157,6 +158,7 @@ def test_a_counter_jumps_before_the_needle():
 REAL = Path(__file__).parents[3] / "shared" / "media"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real videos are not on this machine")
 def test_real_clips_as_backgrounds(tmp_path):
     (tmp_path / "clips").mkdir()

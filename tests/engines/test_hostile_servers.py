@@ -98,6 +98,7 @@ def test_a_response_without_end_is_not_read_to_its_end(status):
     assert served.num_requests == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [200, 400])
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 def test_a_compressed_response_is_not_expanded_to_its_end(encoding, status):

@@ -83,6 +83,7 @@ def test_each_image_is_sent_once_per_server(renderer):
     assert len(served.bodies) == 9
 
 
+@pytest.mark.slow
 def test_a_group_that_starts_at_once_has_its_replies(renderer):
     """Its requests omit images that another one is sending, and repeat themselves until the server has them."""
     images = [frame(renderer, float(time)) for time in range(6)]

@@ -138,6 +138,7 @@ def test_a_failing_server_ends_the_episode(server, renderer):
     assert "the game is broken" in episode.error
 
 
+@pytest.mark.slow
 def test_episodes_wait_for_a_free_session(renderer):
     environment = partial(Openenv, max_wait=60.0, **SETTINGS)
 
@@ -184,6 +185,7 @@ def test_unusable_answers_end_the_episode_with_a_reason(renderer, game, settings
     assert "\n" not in episode.error
 
 
+@pytest.mark.slow
 def test_a_step_without_an_answer_in_time_is_a_tool_error(renderer):
     released = threading.Event()
 

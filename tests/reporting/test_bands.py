@@ -66,4 +66,4 @@ def test_hollow_points_take_the_pages_background():
         assign_styles(["b"]),
     )
     assert b"#ffffff" in svg
-    assert "fill: #ffffff" not in theme_svg(svg)
+    assert "fill: #ffffff" not in theme_svg(svg, "means")

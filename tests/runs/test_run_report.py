@@ -118,6 +118,7 @@ def test_alarms_and_validations_are_shown(tmp_path):
     assert json.loads((run.path / "comparison.json").read_text())["summaries"] == {}
 
 
+@pytest.mark.slow
 def test_an_alarm_of_a_validation_beside_the_training_is_shown_as_the_stop(tmp_path):
     """The validation of step 1 ends during step 3, at which the training stops."""
     rule = "alarms={low: {metric: validation/greedy/accuracy, below: 0.5, window: 1, action: stop}}"

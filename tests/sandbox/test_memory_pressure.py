@@ -82,6 +82,7 @@ def test_waiting_ends_when_memory_is_available(machine, monkeypatch):
     asyncio.run(body())
 
 
+@pytest.mark.slow
 def test_without_memory_neither_workers_nor_calls_start(server, machine, monkeypatch):
     monkeypatch.setattr(client, "SHORTAGE_TIMEOUT", 0.0)
     monitor = machine({}, available=RESERVED_BYTES - MIB)
@@ -105,6 +106,7 @@ def test_this_machine_can_be_measured():
     assert 0 < MemoryMonitor().measure_available() < 2**60
 
 
+@pytest.mark.slow
 def test_a_worker_that_holds_the_missing_memory_is_replaced(server, monkeypatch):
     """It is the code's doing: the model reads it, the episode is scored, and other episodes continue."""
     sandboxes = []

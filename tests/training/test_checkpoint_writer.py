@@ -89,6 +89,7 @@ def test_a_checkpoint_holds_the_state_of_its_step(workspace, tmp_path, gate, ove
         assert (writer.folder / "step-000001" / name).read_bytes() == path.read_bytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("background", [True, False])
 def test_a_save_that_fails_stops_the_training_once(workspace, tmp_path, monkeypatch, caplog, background):
     """A full disk at the second checkpoint: the first stays, and the stop doesn't try a third."""

@@ -53,6 +53,7 @@ def plant(monkeypatch, module, name, at):
     monkeypatch.setattr(module, name, compute_loss)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_nan_stops_rl_after_the_step_before(workspace, tmp_path, monkeypatch):
     components = with_reward(workspace.load_components("rl={save_every: 100, micro_batch_size: 64}"), alternate)
     plant(monkeypatch, policy_update, "compute_policy_loss", at=3)
@@ -65,6 +66,7 @@ def test_a_loss_that_is_nan_stops_rl_after_the_step_before(workspace, tmp_path, 
     assert read_weights(tmp_path / "step-000002")
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_nan_stops_sft_after_the_step_before(workspace, tmp_path, monkeypatch):
     step = Optimizer.step
 
@@ -81,6 +83,7 @@ def test_a_gradient_that_is_nan_stops_sft_after_the_step_before(workspace, tmp_p
     assert [saved.step for saved in list_checkpoints(tmp_path)] == [2]
 
 
+@pytest.mark.slow
 def test_an_update_that_makes_a_weight_infinite_is_not_saved(workspace, tmp_path, monkeypatch):
     start_step = Optimizer.start_step
 

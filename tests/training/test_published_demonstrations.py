@@ -202,6 +202,7 @@ def test_the_command_reports_counts_and_rows(folder, importer, recipe_name, rows
     assert f"{len(usable)} of {len(usable)}" in good("data", "check", folder / "usable.jsonl", "--recipe", recipe_name)
 
 
+@pytest.mark.slow
 def test_the_check_offers_the_packaged_tools_that_demonstrations_call(folder):
     """A file of demonstrations needs no recipe, even if its tasks name environments of another one."""
     (demonstration,) = import_rows(folder, "pyvision_sft", [PYVISION_SFT_ROWS["direct"][0]])

@@ -106,6 +106,7 @@ def test_missing_subtitles_raise(tmp_path):
         check_subtitles(bare, *[bare.load_tasks(folder, allow_incomplete=True)] * 2, folder)
 
 
+@pytest.mark.slow
 def test_wrong_number_of_subtitled_videos_raises(tmp_path):
     """Of short and medium videos some have none, so a copy in which they were lost looks like a whole one."""
     folder, benchmark = write_copy("videomme", tmp_path, list(MAKERS["videomme"]())), bound("videomme", subtitles=True)
@@ -173,6 +174,7 @@ def test_repeated_id_raises(name, tmp_path):
         bound(name).load_tasks(write_copy(name, tmp_path, [row, row]), allow_incomplete=True)
 
 
+@pytest.mark.slow
 def test_a_count_per_stratum_is_checked(tmp_path):
     rows = [{**row, "duration": "short"} for row in MAKERS["videomme"]()]
     with raises(DataError, key="duration", value="long"):

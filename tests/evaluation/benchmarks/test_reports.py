@@ -149,6 +149,7 @@ def test_wemath_four_dimensions(tmp_path):
     assert found["two-step"] == 50
 
 
+@pytest.mark.slow
 def test_dynamath_worst_case_is_over_seeds(tmp_path):
     benchmark, tasks = tasks_of("dynamath", tmp_path)
 

@@ -9,6 +9,7 @@ from saccade.errors import ConfigError, RunError
 from saccade.runs.ablations.spec import list_spec_names
 
 
+@pytest.mark.slow
 def test_lists_the_sets_without_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)  # an import of it would fail
     for name in [name for name in sys.modules if name.startswith(("saccade.runs.ablations", "saccade.checks.run"))]:
