@@ -91,6 +91,19 @@ def test_status_has_seconds_and_memory(folder):
         assert status["memory_gib"] > 0
 
 
+def test_quick_has_fewer_steps_unless_the_command_sets_them(monkeypatch, tmp_path):
+    recipes = []
+    monkeypatch.setattr(
+        "saccade.runs.demo.run_demo", lambda folder, recipe, **more: (recipes.append(recipe) or folder, [])
+    )
+    good("demo", "--out", tmp_path / "whole")
+    good("demo", "--quick", "rl.steps=3", "--out", tmp_path / "quick")
+    whole, quick = recipes
+    assert quick.rl.steps == 3
+    assert quick.sft.steps < whole.sft.steps
+    assert quick.synthetic.train < whole.synthetic.train
+
+
 def test_second_invocation(folder, output):
     fail(RunError, "demo", "--out", folder, key=folder)
     fail(RunError, "demo", *SMALL, "--seed", 4, "--out", folder, "--resume", key="seed", value=4)

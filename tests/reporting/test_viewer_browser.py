@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from page_cases import decode
-from viewer_cases import make_run
+from viewer_cases import make_run, write_benchmark
 
 pytest.importorskip("selenium", reason="selenium is missing: scripts/bootstrap --dev installs it")
 from selenium import webdriver
@@ -44,7 +44,11 @@ HOSTILE = (
     "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
     '<a href="javascript:window.hacked = 1">x</a>\x1b[31mred\u202egnp.exe\u2066 '
 )
-PAGES = ("runs", "episodes?run=a", "step?run=a", "compare?run=a", "benchmarks?run=a", "episode?run=a&ref=rl/3/0/1")
+PAGES = (
+    *("runs", "runs?run=a&stage=rl", "episodes?run=a", "step?run=a", "step?run=a&stage=rl&step=2", "compare?run=a"),
+    *("compare?run=a&first=a:%20before&second=a:%20after", "benchmarks?run=a", "episode?run=a&ref=rl/3/0/1"),
+)
+LOOKS = [(width, theme) for width in (1280, 390) for theme in ("light", "dark")]
 
 
 class Browser:
@@ -96,8 +100,25 @@ class Browser:
         return {urlsplit(address).hostname for address in addresses if not address.startswith(("data:", "chrome"))}
 
 
+def find_problems(browser, page):
+    """Return the serious findings of axe at each width and in each theme, and pages that are wider than the window."""
+    problems = {}
+    for width, theme in LOOKS:
+        browser.resize(width)
+        browser.set_theme(theme)
+        if browser.run("return document.documentElement.scrollWidth") > width:
+            problems[f"{page} at {width}"] = "wider than the window"
+        if AXE is not None:
+            found = run_axe(browser)
+            problems |= {f"{page} at {width}, {theme}": found} if found else {}
+    browser.resize(1280)
+    browser.set_theme("light")
+    return problems
+
+
 def run_axe(browser):
-    """Return the serious findings of axe, which the page must have loaded."""
+    """Return the serious findings of axe."""
+    browser.run(AXE.read_text())
     return browser.driver.execute_async_script(
         "const done = arguments[0]; axe.run({resultTypes: ['violations']}).then((r) => done(r.violations"
         ".filter((v) => ['serious', 'critical'].includes(v.impact))"
@@ -116,7 +137,10 @@ def start_driver(profile):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("runs") / "a", hostile=HOSTILE)
+    folder = make_run(tmp_path_factory.mktemp("runs") / "a", hostile=HOSTILE)
+    write_benchmark(folder, "videomme", 8, hostile=HOSTILE)
+    write_benchmark(folder, "videomme_no_tools", 5)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -140,23 +164,31 @@ def browser(folder, driver):
 
 def test_every_page_at_both_widths_and_in_both_themes(browser):
     problems = {}
-    for width, theme in ((1280, "light"), (390, "dark")):
-        browser.resize(width)
-        browser.set_theme(theme)
-        for page in PAGES:
-            browser.open(page)
-            browser.wait_for("main h1")
-            assert browser.run("return document.documentElement.scrollWidth") <= width, page
-            if AXE is not None:
-                browser.run(AXE.read_text())
-                found = run_axe(browser)
-                problems |= {f"{page} at {width}": found} if found else {}
-    browser.resize(1280)
-    browser.set_theme("light")
+    for page in PAGES:
+        browser.open(page)
+        browser.wait_for("main h1")
+        problems |= find_problems(browser, page)
     assert not problems, json.dumps(problems, indent=1)
     assert browser.list_errors() == []
     assert browser.list_hosts() == {"127.0.0.1"}
     assert "token" not in browser.driver.current_url
+
+
+def test_benchmarks_have_intervals_strata_published_rows_and_failures_first(browser):
+    browser.open("benchmarks?run=a")
+    shown = browser.run("return document.querySelector('main').innerText")
+    for text in ("66.67 [", "videomme_no_tools", "short", "long", "Published by others", "Cost per question"):
+        assert text in shown, text
+    assert len(browser.find_all(".track")) == 2
+    for summary in browser.find_all("main details summary"):
+        summary.click()
+    table = browser.find_all("section[aria-label=videomme] table")[-1]
+    kinds = [row.find_elements(By.TAG_NAME, "td")[0].text for row in table.find_elements(By.CSS_SELECTOR, "tbody tr")]
+    assert kinds == sorted(kinds, key=["unparsed", "wrong", "right"].index)
+    assert "<script>window.hacked = 1</script>" in table.text
+    assert browser.run("return window.hacked === undefined")
+    problems = find_problems(browser, "benchmarks with its folded tables")
+    assert not problems, json.dumps(problems, indent=1)
 
 
 def test_curves_and_tables_of_a_run(browser):
@@ -225,9 +257,8 @@ def test_tokens_and_reasons_of_an_episode(browser):
     status = browser.wait_for(".token-status").text
     for name in ("logprob", "entropy", "engine–trainer logprob difference", "advantage", "weight version 3"):
         assert name in status
-    if AXE is not None:
-        browser.run(AXE.read_text())
-        assert run_axe(browser) == []
+    problems = find_problems(browser, "tokens")
+    assert not problems, json.dumps(problems, indent=1)
     assert browser.list_errors() == []
 
 
@@ -247,6 +278,8 @@ def test_a_comparison_shows_flipped_tasks_and_both_episodes(browser):
     browser.wait_for("button.link").click()
     browser.wait_until(lambda: len(browser.find_all(".pair > section")) == 2)
     assert browser.find_all(".pair mark")
+    problems = find_problems(browser, "a pair of episodes")
+    assert not problems, json.dumps(problems, indent=1)
 
 
 def test_hostile_text_is_text(browser):
@@ -337,9 +370,8 @@ def test_a_page_asks_a_model(driver, folder, tiny_folder, tmp_path):
     browser.find_all("input[type=file]")[0].send_keys(str(text))
     browser.wait_for("button[type=submit]").click()
     assert "text.txt" in browser.wait_for("[role=alert]").text
-    if AXE is not None:
-        browser.run(AXE.read_text())
-        assert run_axe(browser) == []
+    problems = find_problems(browser, "ask")
+    assert not problems, json.dumps(problems, indent=1)
     assert len([error for error in browser.list_errors() if "400" not in error]) == 0
     server.stop()
     thread.join(WAIT_SECONDS)

@@ -2,12 +2,17 @@
 
 import asyncio
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 from page_cases import example
+from toy_rows import MAKERS, write_copy
 
+from saccade import plugins
 from saccade.config.load import load_recipe
 from saccade.data.synthetic.video_writer import write_video
+from saccade.evaluation.benchmark_result import build_scorecard, write_scorecard
+from saccade.evaluation.benchmarks.base import Answer, grade
 from saccade.evaluation.records import Record
 from saccade.runs.run_folder import Run
 from saccade.training.episode_log import EpisodeWriter, RolloutRecord
@@ -33,6 +38,20 @@ def build_record(scored, sample_index=0):
 def write_evaluation(folder, name, scored):
     (folder / "evaluations").mkdir(exist_ok=True)
     write_jsonl(folder / "evaluations" / f"{name}.jsonl", [build_record(item) for item in scored])
+
+
+def write_benchmark(folder, name, num_right, *, hostile=""):
+    """Write the scorecard of 12 questions; `hostile` is the last reply, which is wrong."""
+    benchmark = plugins.resolve("evaluation.benchmarks", "videomme", {})()
+    rows = [{**row, "duration": ("short", "long")[i % 2]} for i, row in enumerate(islice(MAKERS["videomme"](), 12))]
+    tasks = benchmark.load_tasks(write_copy("videomme", folder / "rows", rows), allow_incomplete=True)
+    replies = ["C" if i < num_right else "I can't see it" for i in range(len(tasks))]
+    replies[-1] = hostile or replies[-1]
+    answers = {task.id: Answer(text=reply) for task, reply in zip(tasks, replies, strict=True)}
+    conditions = {"environment": "parallel_crop", "temperature": "0", "tools": "on"}
+    scored = [example(name="costs")]
+    card = build_scorecard(benchmark, scored, grade(benchmark, tasks, answers), conditions=conditions)
+    write_scorecard(folder / "evaluations" / f"{name}.jsonl", card)
 
 
 def build_rollouts(step, clip, groups=2, size=4):

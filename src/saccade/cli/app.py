@@ -52,6 +52,10 @@ from saccade.utils.jsonl import write_json
 from saccade.utils.rank_exit import exit_rank
 
 MAX_REPLY_CHARS = 2000  # of a reply without an answer
+QUICK_DEMO = (
+    *("synthetic.train=96", "synthetic.validation=8", "synthetic.test=16"),
+    *("sft.steps=200", "sft.save_every=100", "rl.steps=20", "rl.save_every=10"),
+)
 
 
 def configure_environment() -> None:
@@ -279,11 +283,15 @@ def demo(
     ] = None,
     folder: OutOption = Path("runs/demo"),
     seed: Annotated[int | None, typer.Option(help="Seed of data, weights and sampling.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer videos and steps, in a few minutes; too little for conclusions.")
+    ] = False,
     resume: ResumeOption = False,
 ) -> None:
     """Run the whole pipeline with data and a model of its own, and write a report."""
     settings = list(arguments or ())
     name = settings.pop(0) if settings and "=" not in settings[0] else None
+    settings = [*(QUICK_DEMO if quick else ()), *settings]
     settings += [] if seed is None else [f"seed={seed}"]
     # A demo interrupted before its folder became a run starts from the beginning.
     resume = resume and (folder / "recipe.yaml").exists()
