@@ -39,6 +39,34 @@ INTRODUCTION = """# Configuration
 Every key of a recipe with its default, generated from the schema. `saccade recipes show NAME` prints a recipe with
 every default written out.
 
+## The twenty settings that matter first
+
+A run needs the first five; the packaged recipes set the others, so start from one of them (`saccade recipes`).
+`saccade recipes explain KEY` prints the meaning of any key.
+
+| key | what to decide |
+|---|---|
+| `model.path` | the checkpoint to train, `--model` on the command line |
+| `data.train` | the tasks of RL; `--data FOLDER` sets all files of a dataset folder |
+| `data.demonstrations` | the demonstrations of SFT |
+| `environment.name` | what an episode is: `parallel_crop`, `python`, `single_turn`, `openenv`, or a file of your own |
+| `rewards` | the reward terms, their weights, and which term is correctness |
+| `environment.settings.tools` | the tools that the model may call, with their settings |
+| `environment.settings.num_frames` | frames in the prompt; `frame_budgets` draws their number instead |
+| `environment.settings.max_turns` | turns whose calls are run. One more reply follows |
+| `environment.settings.max_context_tokens` | where a conversation ends, in expanded tokens |
+| `engine.name` | `local` for tiny models, `vllm` or `sglang` for published ones |
+| `sampling.max_tokens` | longest reply |
+| `sft.steps` | length of SFT |
+| `rl.steps` | length of RL |
+| `rl.prompts_per_step` | prompts per step |
+| `rl.group_size` | episodes per prompt |
+| `rl.optim.lr` | learning rate of RL |
+| `rl.advantage.estimator` | how rewards become advantages |
+| `rl.pack_length` | length of a packed row, in tokens. Longer rows share a prompt more often, and need more memory |
+| `rl.max_staleness` | 0 for synchronous RL; above 0 rollouts and training run concurrently |
+| `validation.every` | how often `data.validation` is evaluated during the training |
+
 ## How recipes are merged
 
 A recipe is a YAML file. `extends: NAME` (or a path relative to the recipe, or a list of them) names the recipes that it

@@ -196,6 +196,15 @@ def test_settings_in_the_text_exist(page):
         good("recipes", "show", "tiny/para_grpo", *shlex.split(setting))
 
 
+def test_the_settings_that_matter_first_exist():
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    table = page.partition("## The twenty settings that matter first")[2].partition("\n## ")[0]
+    keys = re.findall(r"^\| `([\w.]+)` \|", table, re.M)
+    assert len(keys) == 20
+    for key in keys:
+        good("recipes", "explain", key)
+
+
 def test_the_public_api_is_documented():
     headings = re.findall(r"^### (\w+)$", (ROOT / "docs" / "api.md").read_text(), re.M)
     assert {*saccade.__all__, *testing.__all__} - {"__version__"} <= {*headings}

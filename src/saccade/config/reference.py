@@ -156,7 +156,11 @@ def explain_key(key: str, recipe: Recipe) -> KeyDescription:
             key=key,
             meaning=find_comment(owner, name),
             type_name=_format_type(field.annotation),
-            default=field.get_default(call_default_factory=True, validated_data={}),
+            default=(
+                inspect.Parameter.empty
+                if field.is_required()
+                else field.get_default(call_default_factory=True, validated_data={})
+            ),
             value=value,
             keys={f"NAME.{own}": find_comment(inner, own) for own in inner.model_fields} if is_section(inner) else None,
         )

@@ -112,21 +112,23 @@ def parse_section(section_type: type[S], values: Any, source: str) -> S:
 class SelectionConfig(Section):
     """How many groups are sampled for a step, and which of the groups that pass the filters are trained on."""
 
-    oversample: Ratio = 1.0  # complete groups collected per group needed, ratio
-    # complete groups that every round collects, whatever is missing; null = those missing, times oversample
+    # groups that a round collects per group that is missing. Above 1, filters may drop groups without another round
+    oversample: Ratio = 1.0
+    # number of groups that each round collects, whatever is missing; null = the missing groups times oversample
     round_size: PromptCount | None = None
-    # groups started per group collected, ratio; the rest are cancelled
+    # groups that are started per group that a round collects. Above 1 the slowest groups are cancelled, so that a step
+    # doesn't wait for them
     over_provision: Ratio = 1.0
     rank_by: Literal["none", "reward_std"] = "none"  # order in which groups are chosen; reward_std = largest first
-    # rounds of rollouts while groups are missing; null = until none is missing, or as many prompts as there are tasks
-    # were drawn
+    # largest number of rounds of a step; a round is sampled only while groups are missing. null = rounds end when no
+    # group is missing, or when as many prompts were drawn as there are tasks
     max_sampling_rounds: PositiveInt | None = 1
     on_underfilled: Literal["continue", "stop"] = "continue"  # action if groups are still missing after the last round
-    # largest fraction of a round's prompts whose tasks hold a video; the next prompts without one take the place of
-    # further videos, which are surplus. null = no limit
+    # largest fraction of a round's prompts whose tasks hold a video. Prompts above it are replaced by the next prompts
+    # without a video, and count as surplus. null = no limit
     max_video_share: Fraction | None = None
-    # groups beyond the number needed, and videos above max_video_share; requeue = their prompts come next, discard =
-    # in their next epoch
+    # what happens to the prompts of groups beyond the number needed and of videos above max_video_share. discard =
+    # they are drawn again in the next epoch; requeue = they are drawn again next
     surplus: Literal["discard", "requeue"] = "discard"
 
     def compute_launch_counts(self, num_missing: int) -> tuple[int, int]:
@@ -171,32 +173,34 @@ class SyntheticImageConfig(Section):
     objects: IntRange = (2, 4)  # minimum and maximum number of objects per image
     distractors: NonNegativeInt = 0  # white discs with symbols that no question is about, per image
     tasks_per_image: PositiveInt = 8  # questions per image
-    # additional training images filled with a grid of objects, for auxiliary demonstrations, per training image
+    # grid images per training image. A grid image is an additional training image that a grid of objects fills; its
+    # demonstrations are auxiliary ones
     grid_images: Annotated[float, Field(ge=0, le=100)] = 0.0
-    # objects per side of a grid image; choose it so that the overview shows an object as large as a zoom does
+    # objects per side of a grid image. Choose it so that the overview shows an object as large as a zoom does
     grid_size: Annotated[int, Field(ge=1, le=20)] = 5
     questions: tuple[ImageQuestion, ...] = ("colour", "digit", "letter", "which", "count", "where")  # question types
 
 
 class NeedlesConfig(Section):
-    """Parameters of the synthetic tasks in which calls can't cover the media (`synthetic.tasks` other than tiling).
+    """Parameters of the tasks cue, search, cost and map, in which calls can't cover the media; tiling has none.
 
-    The media are divided into `num_places` places, and the answer is in one of them. `calls_per_turn` and `turns` are
-    the limits for which baselines are computed; a recipe's environment should have the same.
+    The media are divided into `num_places` places, and the answer (the needle) is in one of them. `calls_per_turn` and
+    `turns` are the limits for which baselines are computed; a recipe's environment should have the same.
     """
 
     num_places: Annotated[int, Field(ge=2, le=60)] = 12  # parts of a clip, or entries of a map's legend
     call_seconds: PositiveFloat = 16.0  # length of the window that begins each place and holds the needle, seconds
     calls_per_turn: PositiveInt = 3  # calls of a turn
     turns: PositiveInt = 1  # tool turns
-    # cue: what the overview shows: an opening whose look decides the place, a marker one place before, a counter that
-    # jumps
+    # of cue: what the overview shows. opening = a first event whose color and shape name the place, marker = an event
+    # one place before the needle, counter = a counter that jumps at the needle
     cue: Literal["opening", "marker", "counter"] = "opening"
-    # search: what grows through the clip, and is half full at the needle
+    # of search: what grows through the clip. It is half full at the needle
     gauge: Literal["bar", "brightness", "clock"] = "bar"
-    shown_share: Fraction = 0.5  # cost: share of the clips whose overview shows the needle
-    tool_call_penalty: NonNegativeFloat = 0.2  # cost: what each call costs, in units of accuracy; baselines subtract it
-    # map: whether the overview shows the label, or a call must read it first
+    shown_share: Fraction = 0.5  # of cost: fraction of the clips whose overview shows the needle
+    # of cost: what each call costs, in units of accuracy. Baselines subtract it
+    tool_call_penalty: NonNegativeFloat = 0.2
+    # of map: shown = the overview shows the label, small = a call must read the label first
     label: Literal["shown", "small"] = "shown"
 
     @property
@@ -206,11 +210,11 @@ class NeedlesConfig(Section):
 
 
 class SyntheticConfig(Section):
-    """Parameters of the synthetic needle-in-a-haystack dataset (`saccade data synth`)."""
+    """Parameters of the synthetic dataset (`saccade data synth`): events or symbols that an overview doesn't show."""
 
     media: Literal["video", "image"] = "video"  # kind of media
-    # what a model must do: look everywhere (tiling); or decide where to look: read a cue, search from coarse to fine,
-    # look only if needed (cost), or, in images, find the entry of a legend (map)
+    # what a model must do. tiling = look everywhere. The others have it decide where to look: cue = read a cue, search
+    # = search from coarse to fine, cost = look only if needed, map = find the entry of a legend (images)
     tasks: Literal["tiling", "cue", "search", "cost", "map"] = "tiling"
     needles: NeedlesConfig = NeedlesConfig()
     image: SyntheticImageConfig = SyntheticImageConfig()
@@ -225,7 +229,8 @@ class SyntheticConfig(Section):
     fps: Annotated[float, Field(gt=0, le=240)] = 4.0  # frame rate, frames per second
     tasks_per_video: PositiveInt = 8  # questions per video
     questions: tuple[VideoQuestion, ...] = ("at", "after", "before", "count", "order", "when")  # question types
-    # how the demonstrations find the answer: with tools, with Python, or in the prompt's frames (direct)
+    # how the demonstrations find the answer. tool_calls = with tools, python = with Python code, direct = in the frames
+    # of the prompt
     demonstrations: Literal["tool_calls", "python", "direct"] = "tool_calls"
     haystack: str | None = None  # folder of background clips for the events; null = plain gray
 
@@ -362,20 +367,23 @@ class ModelConfig(Section):
     """The checkpoint and how it is loaded."""
 
     path: str = ""  # checkpoint folder
-    base_model: str = ""  # published model these settings are written for, such as Qwen3-VL-8B-Instruct
-    family: str = "qwen3_vl"  # family of a generated tiny model and of the memory plan; a checkpoint names its own
+    # published model whose sizes the plan of tokens and memory uses, such as Qwen3-VL-8B-Instruct. Nothing is loaded
+    base_model: str = ""
+    # family of a generated tiny model, and of the memory plan. A checkpoint names its own family
+    family: str = "qwen3_vl"
     device: str = "cpu"  # torch device of the trainer
     dtype: Literal["float32", "bfloat16"] = "float32"  # type of the weights and activations
     num_threads: Annotated[int, Field(ge=1, le=1024)] = 2  # CPU threads of torch
-    process_timeout: PositiveFloat = 600.0  # seconds that a process of several waits for the others in an operation
-    # how training computes the attention of packed rows: branchwise = one call per branch, on any device; varlen = one
-    # call of FlashAttention per micro-batch, on CUDA in bfloat16. Both are exact and make no mask
+    # training in several processes: seconds that a process waits for the others in one operation before it fails
+    process_timeout: PositiveFloat = 600.0
+    # how training computes the attention of packed rows. branchwise = one call per branch, on any device; varlen = one
+    # call of FlashAttention per micro-batch, on CUDA in bfloat16. Both are exact and build no mask
     attention: Literal["branchwise", "varlen"] = "branchwise"
-    # features of images that a frozen vision tower keeps on the device through the passes of a policy update, bytes
+    # bytes of image features that stay on the device during a policy update, if the vision tower is frozen
     vision_cache_bytes: NonNegativeInt = 2**31
     activation_checkpointing: bool = False  # recompute activations in the backward pass to save memory
     lora_rank: NonNegativeInt = 0  # rank of LoRA adapters on the text model's linear layers; 0 = no adapters
-    # weights that training changes; language_model = all but the vision tower and its projector. Without effect on
+    # weights that training changes. language_model = all but the vision tower and its projector. It has no effect with
     # LoRA, whose adapters are in the text model
     trained_weights: Literal["all", "language_model"] = "all"
 
@@ -429,35 +437,37 @@ class SamplingConfig(Section):
 class MediaConfig(Section):
     """How videos and images are decoded, and where their scaled pixels are stored, so that each is decoded once."""
 
-    memory_bytes: NonNegativeInt = 2**31  # pixels that a process keeps in memory, bytes
-    # folder of a store that processes and runs share, local or on a shared file system; "" = none. null = none, since
-    # the pixels of a long video are larger than the video and only you know which disk has room for them; but with
-    # rollouts.launcher ray, saccade-media-UID in the folder of temporary files of each node, at most half of the room
+    memory_bytes: NonNegativeInt = 2**31  # bytes of pixels that a process keeps in memory
+    # folder of a store of decoded pixels, which processes and runs share; it may be on a shared file system. "" = no
+    # store. null = no store either, except with rollouts.launcher=ray: each node then has the store saccade-media-UID
+    # in its folder of temporary files, which fills at most half of the free space. There is no other default, because
+    # the pixels of a long video take more space than the video
     folder: str | None = None
-    disk_bytes: PositiveInt = 2**36  # size of that store; those unused for longest are deleted first, bytes
-    # threads that decode; null = one per CPU (in a rollout worker, of its rollouts.ray.cpus_per_worker), but none with
-    # the local engine on a CPU, which samples in the event loop: the order of its requests, and with it their rounding,
-    # would depend on time. 0 = in the event loop
+    disk_bytes: PositiveInt = 2**36  # bytes of that store. The pixels unused for longest are deleted first
+    # threads that decode; 0 = decode in the event loop. null = one thread per CPU (in a rollout worker, per CPU of
+    # rollouts.ray.cpus_per_worker). But with the local engine on a CPU null means 0: with threads the order of its
+    # requests, and with it their rounding, would depend on time
     decode_threads: NonNegativeInt | None = None
 
 
 class RayConfig(Section):
     """Rollout workers on a Ray cluster. A worker is a process with its own sandboxes, media cache and engine client."""
 
-    # cluster: local = one on this machine, for this run; auto = the running one (of RAY_ADDRESS, or on this machine);
-    # or the address of a head, host:port
+    # the cluster. local = start one on this machine for this run; auto = use the running one (of RAY_ADDRESS, or on
+    # this machine); host:port = use the one with this head
     address: Annotated[str, AfterValidator(_check_cluster_address)] = "local"
-    workers: PositiveInt = 2  # rollout workers; those that find no room on the cluster wait for it
-    # CPUs that Ray reserves for a worker: it decodes on as many threads, and its sandboxes run as many calls as fit
-    # them; 0 = reserves none, and it uses all CPUs of its node
+    workers: PositiveInt = 2  # rollout workers. A worker for which the cluster has no room waits for it
+    # CPUs that Ray reserves for a worker. The worker decodes on as many threads, and its sandboxes run as many calls as
+    # fit on them. 0 = Ray reserves none, and the worker uses all CPUs of its node
     cpus_per_worker: NonNegativeFloat = 1.0
-    # restrict a worker with its sandboxes to cpus_per_worker CPUs of its node that no other worker has; false = Ray
-    # only counts them, and the operating system shares them
+    # restrict a worker and its sandboxes to cpus_per_worker CPUs of its node that no other worker has. false = Ray only
+    # counts the CPUs, and the operating system shares them
     pin_cpus: bool = False
     # custom resources that Ray reserves for a worker, to place workers on some nodes only, such as {rollouts: 1}
     resources: dict[str, PositiveFloat] = Field(default_factory=dict)
-    max_episodes: PositiveInt = 128  # episodes in progress per worker; a larger group runs alone
-    # where rewards of single episodes run, judges included: workers or trainer; rewards of groups run in the trainer
+    # largest number of episodes in progress in a worker. A group of more episodes runs alone in one
+    max_episodes: PositiveInt = 128
+    # where the rewards of single episodes run, judges included. Rewards of groups always run in the trainer
     scoring: Literal["workers", "trainer"] = "workers"
     # a worker that sends no heartbeat for so long is restarted, and its groups run on others, seconds
     lease_timeout: PositiveFloat = 60.0
@@ -494,15 +504,15 @@ class CheckpointConfig(Section):
     """
 
     last: PositiveInt = 2  # number of newest checkpoints that are kept
-    # number of checkpoints with the best validation that are kept; above 0 every validated step is saved, and the link
+    # number of checkpoints with the best validation that are kept. Above 0 every validated step is saved, and the link
     # `best` beside the checkpoints names the best one
     best: NonNegativeInt = 0
     metric: str = "greedy/accuracy"  # metric of the validation that `best` compares
     mode: Literal["max", "min"] = "max"  # whether the largest or the smallest value of `metric` is the best
-    every: NonNegativeInt = 0  # interval of further checkpoints that are saved and kept, steps; 0 = off
+    every: NonNegativeInt = 0  # a checkpoint of every so many steps is saved and kept; 0 = off
     keep_steps: tuple[PositiveInt, ...] = ()  # steps whose checkpoints are saved and kept
-    # whether a checkpoint is written while the training continues, from a copy of weights and optimizer in the memory
-    # of the CPU; false = the training waits, without a copy
+    # write a checkpoint while the training continues, from a copy of weights and optimizer in the memory of the CPU.
+    # false = the training waits until the checkpoint is written, and needs no copy
     background: bool = True
 
 
@@ -523,21 +533,27 @@ class SftConfig(StageConfig):
     steps: StepCount = 400  # optimizer steps
     save_every: PositiveInt = 100
     tokens_per_step: Annotated[int, Field(ge=1, le=2**24)] = 4096  # batch size, packed tokens
-    # order of the demonstrations; shuffled_epochs = each once per epoch, in a new order for each epoch
+    # order of the demonstrations. with_replacement = contexts are drawn at random; shuffled_epochs = each once per
+    # epoch, in a new order for each epoch
     order: Literal["with_replacement", "shuffled_epochs"] = "with_replacement"
-    # maximum number of demonstrations with the same media and frame budget that are packed together
+    # largest number of demonstrations of one context that are packed together. A context is the media with a frame
+    # budget, so their prompts share a prefix
     samples_per_context: PositiveInt = 4
-    # fraction of the contexts that are drawn from auxiliary demonstrations (sub-agents, grid images), if there are any;
-    # this and auxiliary_warmup need order=with_replacement
+    # fraction of the contexts that are drawn from auxiliary demonstrations (of sub-agents, of grid images), if there
+    # are any. This key and auxiliary_warmup need order=with_replacement
     auxiliary_fraction: Fraction = 0.5
     auxiliary_warmup: Fraction = 0.0  # initial steps on auxiliary demonstrations only, fraction of the steps
-    # environment settings that replace those of RL, such as max_turns: a longer demonstration can't be learned
+    # environment settings that replace those of RL. A demonstration of more turns than max_turns can't be trained on,
+    # so raise it here if there are any
     environment_settings: dict[str, Any] = Field(default_factory=dict)
-    # action for a demonstration that can't be replayed whole: refuse = stop before the first step, skip = leave it out
+    # action for a demonstration that can't be replayed completely. refuse = stop before the first step; skip = leave it
+    # out
     on_bad_demonstration: Literal["refuse", "skip"] = "refuse"
-    # demonstrations that are replayed before the first step, evenly spread; 0 = all. The others are when they are drawn
+    # number of demonstrations that are replayed before the first step, spread evenly over the file; 0 = all. The others
+    # are replayed when they are drawn
     num_checked: NonNegativeInt = 0
-    # learn demonstrations whose own recorded tool results are errors, as published; false = they can't be learned
+    # train on demonstrations whose recorded tool results are errors, as some published data sets do. false = they can't
+    # be trained on (on_bad_demonstration)
     accept_recorded_errors: bool = False
 
     @model_validator(mode="after")
@@ -557,13 +573,15 @@ class SftConfig(StageConfig):
 class AdvantageConfig(Section):
     """How advantages are computed from the rewards of a group."""
 
-    # name or file of the estimator; grpo = divided by the group's standard deviation, dr_grpo = mean subtracted only,
-    # rloo = leave-one-out mean, accuracy_baseline = mean of the correctness, remax = reward of a greedy episode,
-    # reinforce_plus_plus = normalized over the batch's tokens
+    # name or file of the estimator, which subtracts a baseline from each reward. dr_grpo = the mean of the group; grpo
+    # = the same, divided by the group's standard deviation; rloo = the mean of the other episodes; accuracy_baseline =
+    # the mean correctness; remax = the reward of a greedy episode; reinforce_plus_plus = none, or the mean of the
+    # group, to be normalized over the batch (whiten)
     estimator: str = "grpo"
     settings: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of the estimator
-    # normalize advantages to mean 0 and standard deviation 1: over the batch's episodes, or over its trained tokens
-    # after the KL penalty in the reward; filters and frac_correct_negative read the advantages before `tokens`
+    # normalize advantages to mean 0 and standard deviation 1. episodes = over the episodes of the batch, before filters
+    # read them; tokens = over the trained tokens of the batch, after filters have read them and after the KL penalty of
+    # the reward is subtracted
     whiten: Literal["none", "episodes", "tokens"] = "none"
     sub_agent_credit: Literal["none", "shared"] = "shared"  # advantage of sub-agent episodes; shared = their parent's
     reward_scale: PositiveFloat = 1.0  # factor of the reward, applied after reward_bias
@@ -575,20 +593,23 @@ class LossConfig(Section):
     """The policy loss, weighted per token by the truncated ratio of trainer to engine probability (TIS)."""
 
     name: str = "clipped"  # name or file of the loss; clipped = PPO's ratio of tokens, gspo = ratio of sequences
-    # keyword arguments of the loss; clip_low, clip_high and dual_clip have no effect where the ratio is 1
+    # keyword arguments of the loss. clip_low, clip_high and dual_clip have no effect where the ratio is 1
     settings: dict[str, Any] = Field(default_factory=dict)
-    # old logprobs of the ratio; trainer = before the update, so the ratio is exactly 1 with one update per batch
+    # whose logprobs are the old ones of the ratio. trainer = the trainer's before the update, so with one update per
+    # batch the ratio is exactly 1; engine = those that the engine reported
     old_logprobs: Literal["trainer", "engine"] = "trainer"
-    # how token losses are averaged over a batch
+    # how token losses are averaged over a mini-batch. token_mean = every token counts the same; seq_mean_token_mean =
+    # every sequence counts the same; seq_mean_token_sum_norm = the sum of a sequence divided by sum_norm, averaged over
+    # sequences
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"] = "token_mean"
     sum_norm: PositiveFloat = 256.0  # constant divisor of seq_mean_token_sum_norm, tokens
     tis_cap: PositiveFloat | None = 2.0  # cap of the weight of tokens sampled with the current weights; null = off
     stale_tis_cap: PositiveFloat | None = 5.0  # cap of the weight of tokens sampled with older weights; null = off
-    # weight of tokens above tis_cap; truncate = the cap, drop = 0: no loss, but the token counts in the average
+    # weight of a token whose weight exceeds tis_cap. truncate = the cap; drop = 0, so the token has no loss but still
+    # counts in the average
     above_tis_cap: Literal["truncate", "drop"] = "truncate"
-    above_stale_tis_cap: Literal["truncate", "drop"] = (
-        "truncate"  # weight of tokens above stale_tis_cap, in the same way
-    )
+    # weight of a token of older weights whose weight exceeds stale_tis_cap; truncate and drop as in above_tis_cap
+    above_stale_tis_cap: Literal["truncate", "drop"] = "truncate"
 
     @model_validator(mode="after")
     def _check_caps(self) -> "LossConfig":
@@ -636,28 +657,30 @@ class RlConfig(StageConfig):
     save_every: PositiveInt = 20
     prompts_per_step: PromptCount = 8  # prompts, and thus groups, per step
     group_size: Annotated[int, Field(ge=2, le=10_000)] = 8  # episodes per group; advantages compare them, so at least 2
-    # passes over a rollout batch (PPO epochs), each of one optimizer step per mini-batch; with one pass, one mini-batch
-    # and rl.loss.old_logprobs=trainer the ratio is exactly 1, so clipping has no effect
+    # passes over a rollout batch (PPO epochs). Each pass takes one optimizer step per mini-batch. With one pass, one
+    # mini-batch and rl.loss.old_logprobs=trainer the ratio is exactly 1, so clipping has no effect
     epochs_per_batch: PositiveInt = 1
-    # parts of whole groups that a rollout batch is divided into, each averaged by rl.loss.aggregation for an optimizer
-    # step of its own; group i is in mini-batch i modulo this number
+    # number of mini-batches of whole groups that a rollout batch is divided into. Each has an optimizer step of its
+    # own, whose loss rl.loss.aggregation averages. Group i is in mini-batch i modulo this number
     mini_batches: PositiveInt = 1
-    # weight versions that rollouts may be older than the trainer; above 0 both run concurrently, with 0 in turns
+    # number of weight versions that rollouts may be older than the trainer. 0 = rollouts and training take turns; above
+    # 0 they run concurrently
     max_staleness: NonNegativeInt = 0
-    # with max_staleness above 0: start each group on its own, and train on those that end first; false = the groups of
-    # a step start together, once those of the step before have ended
+    # start each group on its own, and train on the groups that end first. It needs max_staleness above 0. false = the
+    # groups of a step start together, when those of the step before have ended
     streaming: bool = False
-    # groups that could only be trained on above max_staleness, with streaming: wait = the last step that may train on
-    # them waits for them, drop = they are cancelled after it, and their prompts are drawn again, truncate = they
-    # continue, and their tokens above max_staleness are context, not trained on
+    # with streaming: what happens to a group that is still in progress at the last step that may train on it. wait =
+    # this step waits for it; drop = it is cancelled after this step, and its prompt is drawn again; truncate = it
+    # continues, and a later step trains only on its tokens within max_staleness
     on_stale_group: Literal["wait", "drop", "truncate"] = "wait"
-    # groups in progress at a time, with max_staleness above 0; 0 = as many as have 512 episodes
+    # with max_staleness above 0: largest number of groups in progress; 0 = as many as have 512 episodes
     max_groups_in_progress: NonNegativeInt = 0
     # rollouts pause while the collected but untrained conversations have more tokens than this; 0 = no limit
     max_queued_tokens: NonNegativeInt = 0
-    # what happens to episodes in progress at a weight sync: they continue with the new weights, or restart
+    # what happens to episodes in progress at a weight sync. continue = they continue with the new weights; restart =
+    # they start again
     on_weight_update: Literal["continue", "restart"] = "continue"
-    # weight versions between sampling and training that a synchronous run simulates, for ablations
+    # for ablations: number of weight versions between sampling and training that a synchronous run simulates
     simulated_staleness: NonNegativeInt = 0
     advantage: AdvantageConfig = AdvantageConfig()  # advantages
     # filters by name or file, each with its settings, added to the default ones; null turns a filter off
@@ -764,7 +787,8 @@ class ValidationConfig(Section):
 class EpisodesConfig(Section):
     """The episodes of RL and of validations, written to the folder `episodes` of the run."""
 
-    # disk space of the episodes and their tokens' values, GiB; the oldest steps are deleted first; 0 = none are written
+    # largest disk space of the episodes and of their tokens' values, GiB. The oldest steps are deleted first. 0 = no
+    # episode is written
     max_gib: NonNegativeFloat = 2.0
 
     @property
@@ -779,7 +803,7 @@ class AlarmConfig(Section):
     metric: str  # metric of the log; those of the validation have the prefix validation/
     above: float | None = None  # the alarm is active while the mean is above this
     below: float | None = None  # the alarm is active while the mean is below this
-    # the alarm is active while the mean is lower than the highest mean so far by more than this, in units of the metric
+    # the alarm is active while the mean is more than this below the highest mean so far, in units of the metric
     drop: PositiveFloat | None = None
     window: PositiveInt = 10  # number of logged values in the mean
     action: Literal["warn", "stop"] = "warn"  # stop = save a checkpoint and end the training with exit code 3
@@ -811,7 +835,8 @@ class Recipe(Section):
     engine: PluginConfig = PluginConfig(name="local")  # inference engine
     rollouts: RolloutsConfig = RolloutsConfig()  # where episodes run
     sampling: SamplingConfig = SamplingConfig()  # sampling of replies during training
-    # frame budgets: numbers of frames in a prompt, one drawn per prompt and epoch; empty = the environment's num_frames
+    # numbers of frames in a prompt (frame budgets), of which one is drawn per prompt and epoch; empty = the
+    # environment's num_frames
     frame_budgets: tuple[PositiveInt, ...] = ()
     # reward terms by plugin name
     rewards: dict[str, RewardTerm] = Field(default={"accuracy": RewardTerm(correct=True)})
