@@ -21,6 +21,7 @@ from pathlib import Path
 
 import av
 import numpy as np
+import torch
 from _common import (
     BaselineProcess,
     Seconds,
@@ -102,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--frames", type=int, default=64)
     chosen = options.parse_args(arguments)
     threads = chosen.threads
+    torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
         path = chosen.clip or str(Path(folder, "clip.mp4"))
         if not chosen.clip:
