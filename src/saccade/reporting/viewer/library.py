@@ -7,7 +7,7 @@ import functools
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -281,9 +281,11 @@ class Library:
                 return {"notes": [], "overview": [], "evaluations": []}
             raise
         references = {card.benchmark: report.get_reference_scores(card.benchmark) for card in scorecards.values()}
+        scores, costs, *published = report.build_overview_tables(scorecards, references)
+        overview = [scores, costs, *(replace(table, is_folded=True) for table in published)]
         return {
             "notes": [report.READING_GUIDE, *([report.COMPARABILITY_WARNING] if any(references.values()) else [])],
-            "overview": [_describe_table(table) for table in report.build_overview_tables(scorecards, references)],
+            "overview": [_describe_table(table) for table in overview],
             "evaluations": [
                 {
                     "name": evaluation,

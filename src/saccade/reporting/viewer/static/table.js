@@ -39,5 +39,5 @@ export function table(data, { caption = true } = {}) {
   });
   const element = h("div", { class: isBroad ? "scroll broad" : "scroll", tabindex: "0", role: "region", "aria-label": data.title },
     h("table", { class: "data" }, caption ? h("caption", null, data.title) : null, h("thead", null, h("tr", null, head)), h("tbody", null, body)));
-  return data.folded ? h("details", { class: isBroad ? "broad" : null }, h("summary", null, data.title), element) : element;
+  return data.folded ? h("details", { class: "broad" }, h("summary", null, data.title), element) : element;
 }

@@ -16,9 +16,11 @@ export async function benchmarksPage({ root, params, go }) {
   }
   put(root, data.notes.map((note) => h("p", { class: "note" }, note)), h("div", { class: "tables" }, data.overview.map((item) => table(item))));
   for (const evaluation of data.evaluations) {
-    const [examples, ...others] = [...evaluation.tables].reverse();
+    // The heading has the name that begins the titles.
+    const tables = evaluation.tables.map((item) => ({ ...item, title: item.title.replace(`${evaluation.name}, `, "") }));
+    const [examples, ...others] = tables.reverse();
     put(root, h("section", { "aria-label": evaluation.name }, h("h2", null, evaluation.name, " ", h("small", null, h("a", { href: pageAddress("episodes", { run: name, stage: evaluation.name, verdict: "wrong" }) }, "its failures"))),
-      h("div", { class: "tables" }, others.reverse().map((item) => table(item)), table(examples))));
+      h("div", { class: "tables" }, others.reverse().map((item) => table(item)), table({ ...examples, folded: false }))));
   }
   return {};
 }
