@@ -172,6 +172,7 @@ def render_configuration() -> str:
     ]
     for folder, key in PLUGIN_FOLDERS.items():
         parts += [f"## {folder}: `{key}`", ""]
+        described: dict[type, str] = {}  # the first plugin whose settings are those of this base
         for name in plugins.list_plugins(folder):
             plugin = plugins.load(folder, name)
             rows = list_settings(plugin)
@@ -179,7 +180,11 @@ def render_configuration() -> str:
             if not rows or hasattr(plugin, "settings_type"):
                 doc = doc.split("\n\n")[0]
             elif isinstance(plugin, type) and "__init__" not in vars(plugin):  # its base has the settings
-                doc += "\n\n" + (inspect.getdoc(plugin.__base__) or "").partition("\n\n")[2]
+                first = described.setdefault(plugin.__bases__[0], name)
+                if first != name:
+                    doc, rows = f"{doc}\n\nIts settings are those of [{first}](#{first}).", []
+                else:
+                    doc += "\n\n" + (inspect.getdoc(plugin.__base__) or "").partition("\n\n")[2]
             parts += [f"### {name}", "", *(f"{format_paragraph(text)}\n" for text in doc.split("\n\n"))]
             if rows:
                 parts += ["| setting | default | meaning |", "|---|---|---|", *rows, ""]

@@ -8,7 +8,10 @@ from saccade.engines.remote.base import RemoteEngine
 
 
 class Sglang(RemoteEngine):
-    """Samples from SGLang servers. Not run on a real SGLang yet."""
+    """Samples from SGLang servers. Not run on a real SGLang yet.
+
+    Of the choices below SGLang has these: `weight_sync: files`, `in_flight: drain` or `continue`, `lora: merged`.
+    """
 
     api = sglang_api
 

@@ -5,7 +5,11 @@ from saccade.engines.remote.base import RemoteEngine
 
 
 class Vllm(RemoteEngine):
-    """Samples from vLLM servers."""
+    """Samples from vLLM servers.
+
+    Not run on GPUs yet, and so neither is `weight_sync: nccl`. `weight_sync: gloo` needs servers that implement it, as
+    those of the tests do.
+    """
 
     api = vllm_api
     supports_broadcast = True

@@ -51,11 +51,9 @@ _logger = logging.getLogger("saccade")
 class RemoteEngine:
     """Samples from servers in conversations of up to `context_length` tokens; needs a renderer, and no model.
 
-    The run stops after 60 seconds if no server could be reached since the start of the command. `weight_sync` nccl has
-    not been run on GPUs yet; gloo needs servers that implement it. With `in_flight` continue or abort, a reply
-    continues with the new weights, each token with its version; sglang has no abort. `sync_weights` refuses `top_p`,
-    `top_k` and `repetition_penalty`. `verify_weights` uses `load_weights`, if given; after a weight sync the weights
-    are always compared.
+    The run stops if no server is reached within 60 seconds of the start of the command. With `in_flight` continue or
+    abort, a reply continues with the new weights, and each token has its own version. Training refuses `top_p`, `top_k`
+    and `repetition_penalty`.
     """
 
     has_separate_weights = True
@@ -91,23 +89,25 @@ class RemoteEngine:
         max_retries: NonNegativeInt = 4,  # attempts after the first
         down_timeout: PositiveFloat = 900.0,  # the run stops if no server is up for this long, seconds
         retry_backoff: PositiveFloat = 0.5,  # first pause between attempts, doubled each time, seconds
-        # how servers receive weights: files, nccl (GPU to GPU) or gloo (CPU to CPU)
+        # how servers receive weights. files = from a folder; nccl = from GPU to GPU; gloo = from CPU to CPU
         weight_sync: WeightSyncMode = "files",
         weight_dir: str = "",  # folder of weight files, readable by the servers; empty = shared memory if there is room
-        # unfinished replies at a weight sync: drain finishes them first, continue pauses them in the server, abort ends
-        # them there and continues in a new request with the tokens so far (vllm)
+        # what happens to unfinished replies at a weight sync. drain = they finish before it; continue = the server
+        # pauses and continues them; abort = the server ends them, and a new request continues from their tokens
         in_flight: InFlightPolicy = "drain",
-        # how servers receive LoRA adapters: merged into the weights, or as adapters beside the base weights (vllm)
+        # how servers receive LoRA adapters. merged = added to the weights; adapters = as they are, beside the base
+        # weights
         lora: LoraSync = "merged",
         # a reply that drains for longer is restarted with the new weights, seconds
         drain_timeout: PositiveFloat = 60.0,
-        # compare tensors by their checksums when a server connects and after every so many weight syncs, for which vLLM
-        # hashes all its weights; 0 = never
+        # compare checksums of tensors when a server connects, and after every so many weight syncs; 0 = never. vLLM
+        # then hashes all its weights
         checksum_interval: NonNegativeInt = 50,
         top_p: Fraction = 1.0,  # nucleus sampling, for evaluation only
         top_k: NonNegativeInt = 0,  # most likely tokens to sample from, for evaluation only; 0 = all
         repetition_penalty: PositiveFloat = 1.0,  # factor on repeated tokens, for evaluation only
-        verify_weights: bool = True,  # compare the servers' weights with the model at the first handshake
+        # compare the servers' weights with the model at the first handshake; after a weight sync they always are
+        verify_weights: bool = True,
     ) -> None:
         require_servers(servers, self.api.MESSAGES)
         self._renderer, self._context_length = renderer, context_length
