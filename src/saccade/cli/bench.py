@@ -92,7 +92,11 @@ def bench(
     if compare is not None:
         if old_cpu != _find_cpu():
             print_text(err, f"{compare} was measured on another machine: {old_cpu}; this one has {_find_cpu()}")
-        problems = find_slower_rows({name: old[name] for name in chosen if name in old}, measured)
+        repeated = {name: old[name] for name in chosen if name in old}
+        for name, figures in repeated.items():
+            load, new_load = figures["load_average"][0], measured[name]["load_average"][0]
+            print_text(out, f"{name}: load average {load} then, {new_load} now; load raises CPU seconds, too")
+        problems = find_slower_rows(repeated, measured)
         for problem in problems:
             print_text(err, problem, style="red")
         if problems:
