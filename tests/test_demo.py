@@ -80,7 +80,10 @@ def test_reports_have_the_same_content(folder):
         text = (folder / name).read_text().replace("\\_", "_")
         assert all(
             word in text
-            for word in (*EVALUATIONS, "engine-trainer logprob difference", "peak memory", "sft, wall time")
+            for word in (
+                *(*EVALUATIONS, "engine-trainer logprob difference", "peak memory", "sft, wall time"),
+                "recipe.yaml --out",
+            )
         ), name
 
 

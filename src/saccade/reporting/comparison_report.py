@@ -138,6 +138,12 @@ def _plot(rows: Rows, key: str, styles: Mapping[str, Any], *, fmt: Any = "svg") 
     return plot_curves(columns, key, styles, fmt=fmt)
 
 
+def build_last_sections(folder: Path) -> tuple[ReportSection, ...]:
+    """Build what ends the report of one run: its cost, versions, and the command that repeats it."""
+    name = folder.resolve().name
+    return build_cost_section({name: read_metrics(folder)}), build_reproduction_section({name: folder})
+
+
 def build_cost_section(metrics: Mapping[str, Rows]) -> ReportSection:
     """Build the table of what the stages of runs cost: seconds, and tokens where they are logged."""
     rows = []

@@ -29,6 +29,7 @@ from saccade.evaluation.runner import Progress, has_tools
 from saccade.media.cache import CachingMediaLoader
 from saccade.metrics.looking import LOOKING_LABELS, NO_DECISION, POLICY_LABELS
 from saccade.metrics.tables import Table, format_counts, format_difference, format_estimate, format_optional
+from saccade.reporting.comparison_report import build_last_sections
 from saccade.reporting.console import UpdateProgress, format_step
 from saccade.reporting.evaluation_report import format_policy
 from saccade.reporting.run_report import format_duration, write_report
@@ -178,6 +179,7 @@ class DemoRunner:
                 decode=renderer.decode,
                 load_pixels=CachingMediaLoader().load_pixels,
                 metadata=metadata,
+                more_sections=build_last_sections(folder),
             )
         update_progress(None, "done")
         costs = Table(title="The run", header=("", ""), rows=tuple(metadata.items()))

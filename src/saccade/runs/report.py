@@ -9,10 +9,10 @@ from saccade.config.load import resolve_model_path
 from saccade.errors import DataError, ModelError, RunError
 from saccade.evaluation.compare import Evaluation, compare_evaluations, read_evaluations
 from saccade.media.cache import CachingMediaLoader
-from saccade.reporting.comparison_report import build_comparison, build_cost_section, build_reproduction_section
+from saccade.reporting.comparison_report import build_comparison, build_last_sections
 from saccade.reporting.episode_view import DecodeFn
 from saccade.reporting.report import Report, render_template, write_markdown
-from saccade.reporting.run_report import build_run_report, read_metrics, render_episode_page, write_report
+from saccade.reporting.run_report import build_run_report, render_episode_page, write_report
 from saccade.runs.pipeline import find_newest_weights, is_address, resolve_checkpoint
 from saccade.runs.run_folder import Run
 from saccade.runs.run_lock import REPORT, RunLock
@@ -27,9 +27,7 @@ def report_run(folder: Path, page: Path | None = None) -> Path:
     RunError if there is no run or a file can't be written, DataError for a damaged file of the run.
     """
     run, evaluations = Run.open(folder), read_any_evaluations(folder)
-    own = {folder.resolve().name: folder}
-    metrics = {name: read_metrics(path) for name, path in own.items()}
-    more = (build_cost_section(metrics), build_reproduction_section(own))
+    more = build_last_sections(folder)
     if page is not None and page.suffix != ".html":
         comparison = compare_evaluations(evaluations)
         report = build_run_report(folder, evaluations=evaluations, comparison=comparison, more_sections=more)
