@@ -20,6 +20,8 @@ RECIPES_DIR = Path(__file__).resolve().parents[1] / "recipes"
 PLUGIN_NAME_KEYS = ("name", "estimator")  # keys that name the plugin of the `settings` beside them
 RecipeT = TypeVar("RecipeT", bound=Recipe)
 _MAX_YAML_CHARS, _MAX_YAML_VALUES, _MAX_YAML_DEPTH = 2**20, 100_000, 64  # of a file: far above any recipe
+_UNUSABLE_CHARS = re.compile("[\\0\ud800-\udfff]")  # in no path, and in no file
+_MAX_INTEGER_BITS = 1000  # such a number is a float, too, and Python prints all its digits
 SECTIONS_WITH_NULL_VALUES = ("rl.filters.",)  # null is a value of their keys; elsewhere it removes a mapping
 
 
@@ -171,8 +173,10 @@ def _measure(value: Any, sizes: dict[int, tuple[int, int]], depth: int = 0) -> t
     """
     if depth > _MAX_YAML_DEPTH:
         raise ValueError(f"it is nested deeper than {_MAX_YAML_DEPTH} levels, or refers to itself")
-    if isinstance(value, str) and "\0" in value:
-        raise ValueError("a text contains a null character")
+    if isinstance(value, str) and _UNUSABLE_CHARS.search(value):
+        raise ValueError("a text contains a null character, or half of one (a surrogate)")
+    if isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS:  # hexadecimal, or base 60: 59:59:59
+        raise ValueError(f"a number has more than {_MAX_INTEGER_BITS} bits")
     if not isinstance(value, dict | list):
         return 1, 0
     if id(value) not in sizes:
