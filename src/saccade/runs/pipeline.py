@@ -538,6 +538,8 @@ def _train_stage(
     validation_tasks: Sequence[Task],
     profile_step: int,
 ) -> Path:
+    from saccade.training.train_step import read_token_limit, write_token_limit
+
     on_step, on_validation = callbacks
     folder, last = run.path, checkpoint.find_newest_checkpoint(run.path / stage_name)
     weights = (last and last.folder) or find_newest_weights(folder) or resolve_model_path(folder, recipe)
@@ -551,6 +553,7 @@ def _train_stage(
             key=str(last.folder),
         ) from error
 
+    components.backbone.max_micro_batch_tokens = read_token_limit(folder)
     components.media.generated_dir = str(resolve_path(folder) / IMAGES_FOLDER)
     components = connect_launcher(components, folder)
     trace = _plan_trace(stage_name, recipe, run, last, profile_step)
@@ -599,7 +602,10 @@ def _train_stage(
             trace=trace,
             **({"on_rollouts": writer.write, "on_tokens": writer.write_tokens} if stage_name == "rl" else {}),
         )
-        run_and_close(components, work)
+        try:
+            run_and_close(components, work)
+        finally:
+            write_token_limit(folder, components.backbone.max_micro_batch_tokens)
     weights = checkpoint.list_checkpoints(folder / stage_name)[-1].folder
     run.mark_done(stage_name, {"checkpoint": weights.relative_to(folder).as_posix()})
     return weights

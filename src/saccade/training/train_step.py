@@ -6,12 +6,15 @@ Axis letters: B rows, T tokens, N trained tokens.
 import contextlib
 import gc
 import itertools
+import json
 import logging
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple, TypeVar
 
@@ -31,7 +34,10 @@ from saccade.training.distributed.backbone import ShardedBackbone, ShardedOptimi
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import Batch, pack, split_batch
 from saccade.types import TrainingSample
+from saccade.utils.files import write_text
+from saccade.utils.jsonl import read_json
 
+MEMORY_FILE, _LIMIT_KEY = "memory.json", "max_micro_batch_tokens"  # of a run folder
 _MEMORY_ERRORS = ("not enough memory", "out of memory")  # of torch on a CPU, and of libraries of CUDA
 _logger = logging.getLogger("saccade")
 T = TypeVar("T")
@@ -200,9 +206,10 @@ def detect_full_memory(batch: Batch) -> Iterator[None]:
     """Convert an error for lack of memory, of the device or of this machine, into MemoryExceededError."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
-        is_full = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-            text in str(error) for text in _MEMORY_ERRORS
+    except (MemoryError, RuntimeError, SaccadeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        cause = error.__cause__ if isinstance(error, SaccadeError) else error  # of a plugin's failure
+        is_full = isinstance(cause, MemoryError | torch.OutOfMemoryError) or (
+            isinstance(cause, RuntimeError) and any(text in str(cause) for text in _MEMORY_ERRORS)
         )
         if not is_full:
             raise
@@ -230,6 +237,20 @@ def run_within_memory(backbone: Backbone, run: Callable[[], T]) -> T:
             "micro_batch_size or pack_length (of rl or sft) to save the lost time",
             num_tokens,
         )
+
+
+def read_token_limit(folder: Path) -> int:
+    """Return the tokens of a micro-batch that fitted in an earlier start of a run. Raises DataError."""
+    path = folder / MEMORY_FILE
+    if not path.exists():
+        return sys.maxsize
+    return read_json(path, dict[str, int], hint="delete it to try micro-batches of any size again")[_LIMIT_KEY]
+
+
+def write_token_limit(folder: Path, max_tokens: int) -> None:
+    """Store the tokens of a micro-batch that fit, for `read_token_limit`, if any didn't. Raises RunError."""
+    if max_tokens < sys.maxsize:
+        write_text(folder / MEMORY_FILE, json.dumps({_LIMIT_KEY: max_tokens}) + "\n")
 
 
 def split_to_fit(batch: Batch, max_tokens: int) -> list[tuple[Batch, np.ndarray]]:

@@ -19,6 +19,8 @@ from saccade.training.distributed.micro_steps import count_micro_steps, iterate_
 from saccade.training.optimizer import STATE_FOLDER, Optimizer
 from saccade.training.packing import Batch
 
+FULL_MEMORY_KEY = "micro_batch_size"  # of the error of a rank in whose memory a micro-batch doesn't fit
+
 
 class ShardedBackbone(Backbone):
     """A backbone whose weights are sharded among the ranks.
@@ -54,7 +56,8 @@ class ShardedBackbone(Backbone):
         """Add up the micro-batches' gradients; return their results, in order."""
         micro_steps = self._iterate_micro_steps(batches, load_all_pixels, check_cancelled)
         has_images = any(batch.images for batch in batches)
-        results = self.controller.call("accumulate_gradients", loss_fn, temperature, has_images, **micro_steps)
+        with self._remember_full_memory():
+            results = self.controller.call("accumulate_gradients", loss_fn, temperature, has_images, **micro_steps)
         return [result for _, result in results]
 
     def compute_logprobs(
@@ -67,7 +70,19 @@ class ShardedBackbone(Backbone):
     ) -> list[np.ndarray]:
         """Return the logprobs [N] of each micro-batch's trained tokens, without a gradient."""
         micro_steps = self._iterate_micro_steps(batches, load_all_pixels, check_cancelled)
-        return [logp_N for _, logp_N in self.controller.call("compute_logprobs", temperature, **micro_steps)]
+        with self._remember_full_memory():
+            results = self.controller.call("compute_logprobs", temperature, **micro_steps)
+        return [logp_N for _, logp_N in results]
+
+    @contextlib.contextmanager
+    def _remember_full_memory(self) -> Iterator[None]:
+        """Lower the bound of tokens if a rank's micro-batch doesn't fit in memory; the error is raised on."""
+        try:
+            yield
+        except RunError as error:
+            if error.key == FULL_MEMORY_KEY and isinstance(error.value, int):
+                self.max_micro_batch_tokens = error.value - 1
+            raise
 
     def _iterate_micro_steps(
         self, batches: Sequence[Batch], load_all_pixels: LoadAllPixels, check_cancelled: CheckCancelled

@@ -11,6 +11,7 @@ killed closes its connections too; one that hangs ends the operation after the t
 """
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from saccade.errors import RunError, SaccadeError, convert_errors
 
 _COMMAND_TIMEOUT = timedelta(days=7)  # of the ranks that wait for a command while rank 0 collects rollouts
 _FAILURE_KEY, _RECEIVED_KEY = "saccade/failure", "saccade/failure_received"
+_RANK_ZERO_FAILURE_KEY = "saccade/rank_zero_failure"
 _FAILURE_SECONDS = 5.0  # in which a failing rank's reason arrives
 _STOP = "stop"
 Command = tuple[str, tuple[Any, ...], int]  # the method's name, its arguments, the number of micro-steps
@@ -101,6 +103,11 @@ class Controller:
                 if own is not None and own.is_aborted:
                     raise
                 raise self.explain(error) from error
+            except SaccadeError:
+                if own is None or not own.is_aborted:
+                    with contextlib.suppress(RuntimeError):
+                        self._store.set(_RANK_ZERO_FAILURE_KEY, "")
+                raise
             finally:
                 if own is not None and own.is_aborted:
                     self._is_broken = False
@@ -119,9 +126,9 @@ class Controller:
         """Return the failure of another rank that ended a collective operation, or else this rank's error."""
         with contextlib.suppress(RuntimeError):
             if _has_key(self._store, _FAILURE_KEY):
-                reason = self._store.get(_FAILURE_KEY).decode()
+                reason, key, value = json.loads(self._store.get(_FAILURE_KEY))
                 self._store.set(_RECEIVED_KEY, "")
-                return RunError(f"{reason}; resume the training with --resume")
+                return RunError(f"{reason}; resume the training with --resume", key=key, value=value)
         return RunError(
             f"rank 0 or its connection to another rank failed: {_shorten(error)}; resume the training with --resume"
         )
@@ -145,8 +152,11 @@ def serve_commands(worker: Any, group: Any, store: Store) -> None:
         except CommandAbortedError:
             continue
         except SaccadeError as error:
+            if store.check([_RANK_ZERO_FAILURE_KEY]):  # rank 0 reports it
+                raise SystemExit(1) from None
             with contextlib.suppress(RuntimeError):
-                store.set(_FAILURE_KEY, str(error))
+                value = error.value if isinstance(error.value, int) else None
+                store.set(_FAILURE_KEY, json.dumps([str(error), error.key, value]))
                 distributed.destroy_process_group()  # closes the connections, which ends the others' operations
                 _has_key(store, _RECEIVED_KEY)
             raise

@@ -8,6 +8,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,6 +21,7 @@ from saccade.config.schema import ModelConfig
 from saccade.errors import ConfigError, RunError, convert_errors
 from saccade.training.distributed.controller import Controller, create_control_group, serve_commands
 from saccade.training.distributed.worker import Worker
+from saccade.training.train_step import read_token_limit
 
 MAX_PROCESSES_PER_CORE = 4  # more only wait for each other, and fill the memory
 _controller: Controller | None = None
@@ -104,9 +106,10 @@ def raise_stopped(signal_number: int, frame: FrameType | None) -> None:
     raise RunError("another rank of this training was lost, or the job was stopped (SIGTERM); resume it with --resume")
 
 
-def launch_processes(num_processes: int, settings: ModelConfig) -> None:
+def launch_processes(num_processes: int, settings: ModelConfig, folder: Path) -> None:
     """Run this command in `num_processes` processes of this machine. Raises SystemExit if one of them fails.
 
+    If a micro-batch doesn't fit in the memory of one, the run in `folder` is resumed and splits those as large.
     Raises ConfigError for more processes than GPUs, or than MAX_PROCESSES_PER_CORE on each core.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -136,9 +139,17 @@ def launch_processes(num_processes: int, settings: ModelConfig) -> None:
     # Rank 0 prints the reason of a failure; torch's logs of the same would follow it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    arguments = sys.argv[1:]
     try:
-        elastic_launch(config, sys.executable)("-m", "saccade", *sys.argv[1:])
-    except ChildFailedError as error:  # rank 0 has printed the reason
-        raise SystemExit(max(failure.exitcode for failure in error.failures.values()) or 1) from None
+        while True:
+            limit = read_token_limit(folder)
+            try:
+                elastic_launch(config, sys.executable)("-m", "saccade", *arguments)
+                return
+            except ChildFailedError as error:  # rank 0 has printed the reason
+                if read_token_limit(folder) >= limit:
+                    raise SystemExit(max(failure.exitcode for failure in error.failures.values()) or 1) from None
+            arguments += [] if "--resume" in arguments else ["--resume"]
+            config.run_id = uuid.uuid4().hex
     except SignalException as error:  # the processes have ended: rank 0 has written a checkpoint
         raise SystemExit(128 + error.sigval) from None

@@ -25,6 +25,7 @@ from saccade.errors import RunError
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io
 from saccade.models.backbone import Backbone, StagedModel
+from saccade.training.distributed.backbone import FULL_MEMORY_KEY
 from saccade.training.distributed.micro_steps import LoadedBatch
 from saccade.training.distributed.sharding import shard_backbone
 from saccade.training.optimizer import STATE_FOLDER, Optimizer
@@ -260,12 +261,16 @@ def _get_trainable_parts(backbone: Backbone) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _explain_full_memory() -> Iterator[None]:
-    """Raise RunError if a micro-batch doesn't fit: the other ranks are inside of its collective operations."""
+    """Raise RunError if a micro-batch doesn't fit: the other ranks are inside of its collective operations.
+
+    `launch_processes` starts the processes again, which then split such micro-batches.
+    """
     try:
         yield
     except MemoryExceededError as error:
         raise RunError(
-            f"rank {distributed.get_rank()}: {error}; lower rl.micro_batch_size or sft.micro_batch_size",
-            key="micro_batch_size",
+            f"rank {distributed.get_rank()}: {error}, and the resumed training splits those as large; lower "
+            "rl.micro_batch_size or sft.micro_batch_size to save the lost time",
+            key=FULL_MEMORY_KEY,
             value=error.num_tokens,
         ) from None
