@@ -21,7 +21,7 @@ from saccade.metrics.statistics import (
     FRACTION_BOUNDS,
     Interval,
     compute_interval,
-    find_objection,
+    explain_insignificance,
     get_t_quantile,
 )
 
@@ -175,7 +175,7 @@ def measure_false_alarms(design: Design, count: int, repeats: int, *, seed: int 
     alarms = 0
     for _ in range(repeats):
         means_C, sizes_C = design.draw(rng, count)
-        alarms += not find_objection(means_C, compute_interval(means_C, sizes_C, bounds=design.bounds))
+        alarms += not explain_insignificance(means_C, compute_interval(means_C, sizes_C, bounds=design.bounds))
     return alarms / repeats
 
 

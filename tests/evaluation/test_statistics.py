@@ -21,7 +21,7 @@ from saccade.metrics.statistics import (
     compute_seed_interval,
     estimate_clustered_mean,
     estimate_over_seeds,
-    find_objection,
+    explain_insignificance,
     get_t_quantile,
 )
 
@@ -59,9 +59,9 @@ def test_unseen_losses_are_within_the_interval(simulation):
     equal_gains = [0.1] * 8
     interval = compute_interval(equal_gains, bounds=DIFFERENCE_BOUNDS)
     assert interval[0] < 0 < interval[1]
-    assert find_objection(equal_gains, interval) == "the interval includes zero"
+    assert explain_insignificance(equal_gains, interval) == "the interval includes zero"
     many = [0.1] * 60  # 0.9 ** 60 is 0.002: such losses would have been seen
-    assert find_objection(many, compute_interval(many, bounds=DIFFERENCE_BOUNDS)) == ""
+    assert explain_insignificance(many, compute_interval(many, bounds=DIFFERENCE_BOUNDS)) == ""
     for design in simulation.RARE_LOSSES:
         for clusters in (3, 8, 16):
             assert simulation.measure_coverage(design, clusters, 150) >= 0.9, (design.name, clusters)
@@ -199,26 +199,28 @@ def test_value_that_is_not_finite_raises(value):
 
 def test_objections():
     clear = (0.1, 0.3)
-    assert find_objection([0.2] * 6, clear) == ""
-    assert find_objection([-0.2] * 6, (-0.3, -0.1)) == ""
-    assert "5 clusters" in find_objection([0.2] * 5, clear)
-    assert "1 cluster," in find_objection([0.2], clear)
-    assert "zero" in find_objection([0.2] * 6, (0.0, 0.3))
+    assert explain_insignificance([0.2] * 6, clear) == ""
+    assert explain_insignificance([-0.2] * 6, (-0.3, -0.1)) == ""
+    assert "5 clusters" in explain_insignificance([0.2] * 5, clear)
+    assert "1 cluster," in explain_insignificance([0.2], clear)
+    assert "zero" in explain_insignificance([0.2] * 6, (0.0, 0.3))
     # The mean is positive because of two clusters; most are negative.
-    assert "p = 0.11" in find_objection([0.9, 0.9, *[-0.01] * 8], clear)
-    assert "p = 0.0078" in find_objection([-0.1] * 8, clear)  # significant, in the other direction
+    assert "p = 0.11" in explain_insignificance([0.9, 0.9, *[-0.01] * 8], clear)
+    assert "p = 0.0078" in explain_insignificance([-0.1] * 8, clear)  # significant, in the other direction
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_difference_that_is_not_finite_is_no_evidence(bad):
-    assert find_objection([0.2] * 6, (0.1, bad))
-    assert find_objection([*[0.2] * 9, bad], (0.1, 0.3))
+    assert explain_insignificance([0.2] * 6, (0.1, bad))
+    assert explain_insignificance([*[0.2] * 9, bad], (0.1, 0.3))
 
 
 def test_many_clusters_are_tested_like_few():
     # A count of numpy's overflows where Python's doesn't.
-    assert find_objection(np.full(100, 0.2), (0.1, 0.3)) == ""
-    assert find_objection(np.array([0.2] * 1000 + [-0.2] * 1000), (0.1, 0.3)) == "sign test over clusters, p = 1"
+    assert explain_insignificance(np.full(100, 0.2), (0.1, 0.3)) == ""
+    assert (
+        explain_insignificance(np.array([0.2] * 1000 + [-0.2] * 1000), (0.1, 0.3)) == "sign test over clusters, p = 1"
+    )
 
 
 def test_a_large_consistent_gain_is_significant():
@@ -226,7 +228,7 @@ def test_a_large_consistent_gain_is_significant():
     differences = [0.3 + rng.gauss(0, 0.05) for _ in range(12)]
     interval = compute_interval(differences, bounds=DIFFERENCE_BOUNDS)
     assert 0 < interval[0] < 0.3 < interval[1]
-    assert find_objection(differences, interval) == ""
+    assert explain_insignificance(differences, interval) == ""
 
 
 # ---- seeds ---------------------------------------------------------------------------------------------------------

@@ -153,12 +153,9 @@ ENVIRONMENTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can enter these environments")
-@pytest.mark.parametrize(
-    "environment",
-    [pytest.param(name, marks=[pytest.mark.soak] * (name != "refused")) for name in ENVIRONMENTS],
-)
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_every_attack_fails_in_other_environments(targets, environment):
     if environment == "container" and platform.machine() != "x86_64":
         pytest.skip("the container's seccomp profile is written with x86-64's numbers")

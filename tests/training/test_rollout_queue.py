@@ -1,4 +1,4 @@
-"""The rollout queue: order and lag of batches; runs whose rollouts overlap policy updates."""
+"""The rollout queue: order and simulated_staleness of batches; runs whose rollouts overlap policy updates."""
 
 import asyncio
 import time
@@ -39,11 +39,17 @@ class FakeCollector:
         return make_batch(step), PromptSampler(next_index=prompt_sampler.next_index + 1)
 
 
-async def consume(collector, *, end_step, lag, batches=(), max_tokens=0):
+async def consume(collector, *, end_step, simulated_staleness, batches=(), max_tokens=0):
     """Get all batches; return (step, number of batches queued behind it) of each, and the queue."""
     received, version = [], 0
     queue = RolloutQueue(
-        collector, PromptSampler(), batches, version=0, end_step=end_step, lag=lag, max_tokens=max_tokens
+        collector,
+        PromptSampler(),
+        batches,
+        version=0,
+        end_step=end_step,
+        simulated_staleness=simulated_staleness,
+        max_tokens=max_tokens,
     )
     while version < end_step:
         batch = await queue.get()
@@ -55,7 +61,7 @@ async def consume(collector, *, end_step, lag, batches=(), max_tokens=0):
 
 def test_without_lag_collector_and_trainer_alternate():
     collector = FakeCollector()
-    received, queue = asyncio.run(consume(collector, end_step=4, lag=0))
+    received, queue = asyncio.run(consume(collector, end_step=4, simulated_staleness=0))
     assert collector.started == [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert received == [(0, 0), (1, 0), (2, 0), (3, 0)]
     assert queue.state == (PromptSampler(next_index=4), (), ())
@@ -64,13 +70,13 @@ def test_without_lag_collector_and_trainer_alternate():
 
 def test_every_batch_has_exactly_the_simulated_staleness():
     collector = FakeCollector()
-    asyncio.run(consume(collector, end_step=6, lag=2))
+    asyncio.run(consume(collector, end_step=6, simulated_staleness=2))
     assert collector.started == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2), (5, 3)]
 
 
 def test_batches_of_a_checkpoint_come_first():
     collector, batches = FakeCollector(), [make_batch(0), make_batch(1)]
-    received, _ = asyncio.run(consume(collector, end_step=4, lag=2, batches=batches))
+    received, _ = asyncio.run(consume(collector, end_step=4, simulated_staleness=2, batches=batches))
     assert [step for step, _ in received] == [0, 1, 2, 3]
     assert [step for step, _ in collector.started] == [2, 3]
 

@@ -21,7 +21,7 @@ from saccade.metrics.statistics import (
     average_by_cluster,
     count_signs,
     estimate_clustered_mean,
-    find_objection,
+    explain_insignificance,
     get_media_key,
 )
 from saccade.metrics.tool_metrics import compute_tool_metrics
@@ -37,7 +37,7 @@ SliceFn = Callable[[ScoredEpisode], str | None]
 class Difference:
     """Record after minus before over the `n` tasks in both evaluations, in `num_clusters` clusters.
 
-    `objection` is why the difference is not significant, "" if it is (`metrics.statistics.find_objection`); `unpaired`
+    `objection` is why the difference is not significant, "" if it is (`statistics.explain_insignificance`); `unpaired`
     counts tasks in only one evaluation.
     """
 
@@ -182,7 +182,7 @@ def compute_paired_difference(
     clusters = clusters or assign_clusters(before)
     estimate = estimate_clustered_mean(deltas, shared, weights=weights, clusters=clusters, bounds=DIFFERENCE_BOUNDS)
     deltas_C, _ = average_by_cluster(deltas, shared, weights=weights, clusters=clusters)
-    objection, (better, worse) = find_objection(deltas_C, (estimate.low, estimate.high)), count_signs(deltas)
+    objection, (better, worse) = explain_insignificance(deltas_C, (estimate.low, estimate.high)), count_signs(deltas)
     return Difference(
         mean=estimate.mean,
         low=estimate.low,

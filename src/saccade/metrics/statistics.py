@@ -2,8 +2,8 @@
 
 A cluster is one independent piece of evidence: all samples of a task, and all tasks about the same files. A model that
 misses an event in a clip fails all questions about it, so repeated samples and further questions don't narrow an
-interval. An estimate therefore holds the number of clusters beside that of tasks, and `find_objection` alone decides
-whether a difference is significant.
+interval. An estimate therefore holds the number of clusters beside that of tasks, and `explain_insignificance` alone
+decides whether a difference is significant.
 
 The interval (`compute_interval`) is Student's t over the clusters' means and one pseudo-cluster at each bound of the
 metric. It generalizes Agresti and Coull's interval of a proportion (1998, The American Statistician 52:119), which adds
@@ -158,15 +158,15 @@ def get_t_quantile(degrees: int) -> float:
     return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
 
-def find_objection(differences_C: Sequence[float] | NDArray[np.float64], interval: Interval) -> str:
+def explain_insignificance(differences_C: Sequence[float] | NDArray[np.float64], interval: Interval) -> str:
     """Return why the clusters' differences [C], whose mean has this interval, are no evidence; "" if they are.
 
     Evidence of a difference takes MIN_CLUSTERS clusters, an interval that excludes zero, and an exact sign test over
     clusters that agrees: its p-value is below SIGNIFICANCE_LEVEL, and most clusters differ in the mean's direction.
 
-    >>> find_objection([0.2] * 6, (0.1, 0.3)), find_objection([0.2] * 5, (0.1, 0.3))
+    >>> explain_insignificance([0.2] * 6, (0.1, 0.3)), explain_insignificance([0.2] * 5, (0.1, 0.3))
     ('', '5 clusters, fewer than 6')
-    >>> find_objection([0.2] * 9, (-0.1, 0.3)), find_objection([0.9, 0.9, -0.1, *[0] * 9], (0.1, 0.3))
+    >>> explain_insignificance([0.2] * 9, (-0.1, 0.3)), explain_insignificance([0.9, 0.9, -0.1, *[0] * 9], (0.1, 0.3))
     ('the interval includes zero', 'sign test over clusters, p = 1')
     """
     (low, high), (positive, negative) = interval, count_signs(differences_C)

@@ -228,10 +228,10 @@ class Backbone:
                 self.save_metadata(folder, adapters)
             checkpoint_io.write_weights(self.model, folder, dtype=self.policy.compute_dtype)
 
-    def stage(self) -> "StagedModel":
+    def take_snapshot(self) -> "ModelSnapshot":
         """Return a copy of the model in the CPU's memory, to be written while this one is trained."""
         adapters = {name: checkpoint_io.copy_to_cpu(value) for name, value in self._gather_adapters().items()}
-        return StagedModel(self, adapters, self.copy_layers_to_cpu())
+        return ModelSnapshot(self, adapters, self.copy_layers_to_cpu())
 
     def export_adapters(self, folder: Path) -> None:
         """Write the adapters alone into a folder, in peft's format; collective like `save`."""
@@ -421,7 +421,7 @@ def _enable_activation_checkpointing(model: nn.Module) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class StagedModel:
+class ModelSnapshot:
     """A copy of a model's weights: adapters by name, and the layers, in which they are merged."""
 
     backbone: Backbone

@@ -61,9 +61,11 @@ class CheckpointWriter:
         if not self.policy.background:
             await self.save_now(finished)
             return
-        staged = await run_in_thread(lambda _: (self.backbone.stage(), self.optimizer.stage()), _DESCRIPTION)
+        snapshot = await run_in_thread(
+            lambda _: (self.backbone.take_snapshot(), self.optimizer.take_snapshot()), _DESCRIPTION
+        )
         scores = self._copy_scores()
-        self._write = run_in_daemon_thread(lambda: self._save(finished, *staged, scores), "saccade-checkpoint")
+        self._write = run_in_daemon_thread(lambda: self._save(finished, *snapshot, scores), "saccade-checkpoint")
 
     async def save_now(self, finished: FinishedStep) -> None:
         """Write a checkpoint without a copy; return when it is on the disk. Raises RunError."""

@@ -36,7 +36,7 @@ def compute_learning_rate(settings: OptimizerConfig, step: int, num_steps: int) 
 
 
 @dataclass(frozen=True, slots=True)
-class StagedOptimizer:
+class OptimizerSnapshot:
     """A copy of an optimizer's state."""
 
     state: Mapping[str, Any]
@@ -152,9 +152,9 @@ class Optimizer:
         """Write the state into a checkpoint's folder."""
         torch.save(self.state_dict(), folder / STATE_FILE)
 
-    def stage(self) -> "StagedOptimizer":
+    def take_snapshot(self) -> "OptimizerSnapshot":
         """Return a copy of the state in the CPU's memory, to be written while the optimizer is used."""
-        return StagedOptimizer(tree_map_only(Tensor, checkpoint_io.copy_to_cpu, self.state_dict()))
+        return OptimizerSnapshot(tree_map_only(Tensor, checkpoint_io.copy_to_cpu, self.state_dict()))
 
     def restore(self, folder: Path) -> None:
         """Read what `save` wrote. Raises RunError if several processes wrote the checkpoint."""

@@ -286,7 +286,7 @@ def build_rollout_queue(
         state.pending_batches,
         version=version,
         end_step=settings.steps,
-        lag=settings.simulated_staleness,
+        simulated_staleness=settings.simulated_staleness,
         max_tokens=settings.max_queued_tokens,
         group_queue=group_queue,
     )

@@ -2,8 +2,8 @@
 
     collect_batch ──batch──> queue ──get──> trainer: policy update, weight sync ──> the next `get`
 
-Each batch is collected when the trainer waits for it, in turns with the policy updates; with `lag` (simulated
-staleness) that many steps earlier. With `rl.max_staleness` above 0 it consists of groups that were started during
+Each batch is collected when the trainer waits for it, in turns with the policy updates; with `simulated_staleness` that
+many steps earlier. With `rl.max_staleness` above 0 it consists of groups that were started during
 earlier steps (`group_queue`).
 """
 
@@ -19,7 +19,7 @@ CollectBatch = Callable[[PromptSampler, int], Awaitable[tuple[RolloutBatch, Prom
 
 
 class RolloutQueue:
-    """The batches of steps `version` to `end_step` − 1, in order, each collected `lag` steps ahead.
+    """The batches of steps `version` to `end_step` − 1, in order, each collected `simulated_staleness` steps ahead.
 
     `batches` are queued already. While they have `max_tokens` tokens or more (0: no limit), none is collected ahead.
     `num_sampled_tokens` counts the tokens sampled for the batches it collected. `collect_batch` takes groups from
@@ -34,13 +34,17 @@ class RolloutQueue:
         *,
         version: int,
         end_step: int,
-        lag: int,
+        simulated_staleness: int,
         max_tokens: int = 0,
         group_queue: GroupQueue | None = None,
     ) -> None:
         self.num_sampled_tokens, self._max_tokens, self._group_queue = 0, max_tokens, group_queue
         self._collect_batch, self._prompt_sampler, self._batches = collect_batch, prompt_sampler, deque(batches)
-        self._next_step, self._end_step, self._lag = version + len(batches), end_step, lag
+        self._next_step, self._end_step, self._simulated_staleness = (
+            version + len(batches),
+            end_step,
+            simulated_staleness,
+        )
 
     @property
     def state(self) -> tuple[PromptSampler, tuple[RolloutBatch, ...], tuple[PendingGroup, ...]]:
@@ -71,4 +75,4 @@ class RolloutQueue:
         """Return whether another batch is collected ahead."""
         num_tokens = count_tokens(group for batch in self._batches for group in batch.groups)
         is_full = self._max_tokens and num_tokens >= self._max_tokens
-        return self._next_step < self._end_step and len(self._batches) <= self._lag and not is_full
+        return self._next_step < self._end_step and len(self._batches) <= self._simulated_staleness and not is_full

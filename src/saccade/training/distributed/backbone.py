@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.errors import RunError
 from saccade.ledger import Ledger
-from saccade.models.backbone import Backbone, LoadAllPixels, LoadPixels, StagedModel
+from saccade.models.backbone import Backbone, LoadAllPixels, LoadPixels, ModelSnapshot
 from saccade.training.background import CheckCancelled
 from saccade.training.distributed.controller import Controller
 from saccade.training.distributed.micro_steps import count_micro_steps, iterate_micro_steps
@@ -108,10 +108,10 @@ class ShardedBackbone(Backbone):
         layers: tuple[Mapping[str, Tensor], ...] = self.controller.call("copy_layers_to_cpu")
         return layers
 
-    def stage(self) -> StagedModel:
+    def take_snapshot(self) -> ModelSnapshot:
         """Return a copy of the whole model on the CPU, to be written while this one is trained."""
-        staged: StagedModel = self.controller.call("stage_model")
-        return staged
+        snapshot: ModelSnapshot = self.controller.call("copy_model")
+        return snapshot
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face checkpoint folder; adapters are merged into its weights."""
@@ -178,10 +178,10 @@ class ShardedOptimizer:
         if error := self._controller.call("save_state", folder):
             raise error
 
-    def stage(self) -> "StagedShardedOptimizer":
+    def take_snapshot(self) -> "ShardedOptimizerSnapshot":
         """Copy the sharded weights and states to the CPU, to be written while the training continues."""
-        self._controller.call("stage_state")
-        return StagedShardedOptimizer(self._controller)
+        self._controller.call("copy_state")
+        return ShardedOptimizerSnapshot(self._controller)
 
     def restore(self, folder: Path) -> None:
         """Read what `save` wrote, on this number of ranks or on another. Raises RunError without it."""
@@ -194,8 +194,8 @@ class ShardedOptimizer:
         self._controller.call("restore_state", folder)
 
 
-class StagedShardedOptimizer:
-    """The copies that all ranks hold since `ShardedOptimizer.stage`."""
+class ShardedOptimizerSnapshot:
+    """The copies that all ranks hold since `ShardedOptimizer.take_snapshot`."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller

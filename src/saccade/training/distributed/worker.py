@@ -24,7 +24,7 @@ from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.errors import RunError
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io
-from saccade.models.backbone import Backbone, StagedModel
+from saccade.models.backbone import Backbone, ModelSnapshot
 from saccade.training.distributed.backbone import FULL_MEMORY_KEY
 from saccade.training.distributed.micro_steps import LoadedBatch
 from saccade.training.distributed.sharding import shard_backbone
@@ -49,7 +49,7 @@ class Worker:
         self._writer_group = distributed.new_group(backend="gloo", timeout=timeout)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="saccade-checkpoint")
         self._writing: Future[RunError | None] | None = None
-        self._staged: dict[str, Any] = {}  # a copy of this rank's part of a checkpoint
+        self._snapshot: dict[str, Any] = {}  # a copy of this rank's part of a checkpoint
         is_cuda = mesh.device_type == "cuda"
         self._device = torch.device(f"cuda:{torch.cuda.current_device()}" if is_cuda else mesh.device_type)
         self._whole_model: Backbone | None = None  # on rank 0, between reading a model and sharding it
@@ -210,20 +210,20 @@ class Worker:
         model, optimizer = get_state_dict(self.backbone.model, self.optimizer.optimizers)
         return {"model": model, "optimizer": optimizer}
 
-    def stage_model(self) -> StagedModel:
+    def copy_model(self) -> ModelSnapshot:
         """Return a copy of the whole model, on rank 0's CPU."""
-        return self.backbone.stage()
+        return self.backbone.take_snapshot()
 
-    def stage_state(self) -> None:
+    def copy_state(self) -> None:
         """Copy this rank's part of the weights and of the optimizer's state to the CPU, for `start_writing`."""
         if self._writing is not None:  # rank 0's has ended
             self._writing.result()
-        self._staged = BlockingAsyncStager().stage(self._get_state())
+        self._snapshot = BlockingAsyncStager().stage(self._get_state())
 
     def start_writing(self, folder: Path) -> "Future[RunError | None]":
         """Write the copy in a thread; the result is that of `save_state`, once all ranks have written."""
-        staged, self._staged = self._staged, {}
-        self._writing = self._writer.submit(_write_state, staged, folder, self._writer_group)
+        snapshot, self._snapshot = self._snapshot, {}
+        self._writing = self._writer.submit(_write_state, snapshot, folder, self._writer_group)
         return self._writing
 
     def restore_state(self, folder: Path) -> None:
