@@ -135,7 +135,10 @@ class Controller:
 
 
 def serve_commands(worker: Any, group: Any, store: Store) -> None:
-    """Run the methods that rank 0 sends until it stops. Raises RunError if rank 0 is lost."""
+    """Run the methods that rank 0 sends until it stops. Raises RunError if rank 0 is lost.
+
+    Raises SystemExit after an error that rank 0 reports.
+    """
     rank = distributed.get_rank()
     while True:
         received: list[Any] = [None]
@@ -158,7 +161,8 @@ def serve_commands(worker: Any, group: Any, store: Store) -> None:
                 value = error.value if isinstance(error.value, int) else None
                 store.set(_FAILURE_KEY, json.dumps([str(error), error.key, value]))
                 distributed.destroy_process_group()  # closes the connections, which ends the others' operations
-                _has_key(store, _RECEIVED_KEY)
+                if _has_key(store, _RECEIVED_KEY):
+                    raise SystemExit(1) from None
             raise
 
 
