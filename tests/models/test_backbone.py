@@ -215,6 +215,12 @@ def test_missing_surplus_and_misshaped_tensors_are_named(folder, tmp_path, caplo
         load_backbone(misshaped)
     assert [name.rsplit(".", 3)[1:] for name in caught.value.value] == [weight.rsplit(".", 3)[1:]]
 
+    as_integers = copy_with_weights(
+        folder, tmp_path / "integers", lambda weights: weights.update({weight: weights[weight].to(torch.int8)})
+    )
+    with raises(ModelError, key="model.path", value=(weight,)):
+        load_backbone(as_integers)
+
     extra = weight.replace("up_proj", "side_proj")
     with_extra = copy_with_weights(folder, tmp_path / "extra", lambda weights: weights.update({extra: torch.ones(2)}))
     with caplog.at_level(logging.WARNING):

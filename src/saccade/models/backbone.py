@@ -31,7 +31,7 @@ from saccade.errors import ModelError, convert_errors
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io, lora
 from saccade.models.attention import PackedTrees, Segment, VarlenIndex, attend_packed, require_varlen
-from saccade.models.checkpoint_files import IGNORED_FILES, METADATA_SUFFIXES
+from saccade.models.checkpoint_files import IGNORED_FILES, METADATA_SUFFIXES, check_dtypes
 from saccade.models.policy import FeatureCache, KVStore, Policy, PolicyInputs, VisionFeatures, VisionPass
 from saccade.utils.text import join_examples
 
@@ -357,6 +357,8 @@ def _load_model(settings: ModelConfig, folder: Path) -> PreTrainedModel:
             folder, dtype=dtype, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
         )
     _check_tensors(folder, loading)
+    if getattr(model.config, "quantization_config", None) is None:  # else transformers reads the scales
+        check_dtypes(folder)
     return model
 
 

@@ -19,6 +19,7 @@ IGNORED_FILES = {"trainer_state.json", CHECKSUMS_FILE}  # the trainer's, beside 
 METADATA_SUFFIXES = {".json", ".jinja", ".txt"}  # config, tokenizer, template, image processor
 ADAPTERS_FILE = "adapters.safetensors"  # the trained adapters, which the weights contain
 _RESTORE_HINT = "restore it from a copy"
+_FLOATS = {"BF16", "F16", "F32", "F64"}  # dtypes of trainable weights, as safetensors names them
 _NUM_HASH_THREADS = 8  # hashing releases the GIL
 
 
@@ -52,6 +53,23 @@ def check_weights(folder: Path) -> int:
     if not files:
         raise ModelError(f"{folder} has no weights (*.safetensors); give the folder of a checkpoint", key=str(folder))
     return sum(file.stat().st_size for file in files)
+
+
+def check_dtypes(folder: Path) -> None:
+    """Raise ModelError for weights in integers or 8 bits, which transformers would convert without their scales."""
+    others = dict[str, str]()
+    for shard in sorted(folder.glob("*.safetensors")):
+        with safe_open(shard, "pt") as file:
+            dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        others |= {name: dtype for name, dtype in dtypes.items() if dtype not in _FLOATS and name.endswith(".weight")}
+    if others:
+        name, dtype = next(iter(others.items()))
+        raise ModelError(
+            f"{folder} has {len(others)} weights that aren't floats of 16 bits or more: {name} is {dtype}; "
+            "give a checkpoint that isn't quantized",
+            key="model.path",
+            value=tuple(others),
+        )
 
 
 def _read_shard_names(index: Path) -> set[str]:
