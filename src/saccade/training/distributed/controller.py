@@ -161,9 +161,9 @@ def serve_commands(worker: Any, group: Any, store: Store) -> None:
                 value = error.value if isinstance(error.value, int) else None
                 store.set(_FAILURE_KEY, json.dumps([str(error), error.key, value]))
                 distributed.destroy_process_group()  # closes the connections, which ends the others' operations
-                if _has_key(store, _RECEIVED_KEY):
+                if _has_key(store, _RECEIVED_KEY) or not isinstance(error.__cause__, RuntimeError):
                     raise SystemExit(1) from None
-            raise
+            raise  # rank 0 may be lost
 
 
 def _has_key(store: Store, key: str) -> bool:
