@@ -141,7 +141,13 @@ def test_every_key_can_be_explained():
 def test_recipes_explain_names_the_nearest_key():
     for key in ("rl.group_siz", "environment.settings.max_turn", "rl.group_size.x", "rewards.accuracy.settings.x"):
         fail(ConfigError, "recipes", "explain", key, key=key)
-    assert "group_size" in run("recipes", "explain", "rl.group_siz").stderr
+    for key, nearest in (
+        ("rl.group_siz", "rl.group_size"),
+        ("rl.optm.lr", "rl.optim"),
+        ("environment.settings.max_turn.x", "environment.settings.max_turns"),
+    ):
+        assert repr(nearest) in run("recipes", "explain", key).stderr
+        good("recipes", "explain", nearest)
 
 
 @pytest.mark.parametrize("kind", ["reward", "tool", "environment"])

@@ -45,8 +45,8 @@ _RECIPE_KEYS = {
 }
 
 
-def suggest(name: str, candidates: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: the nearest candidate, then all of them.
+def suggest(name: str, candidates: Iterable[str], *, prefix: str = "") -> str:
+    """Return the end of an error about an unknown name: the nearest candidate after `prefix`, then all of them.
 
     >>> suggest("chioce", ["choice", "open"])
     "did you mean 'choice'? Found: choice, open"
@@ -54,7 +54,7 @@ def suggest(name: str, candidates: Iterable[str]) -> str:
     names = sorted(candidates)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     listing = f"Found: {', '.join(names) or 'none'}"
-    return f"did you mean {close[0]!r}? {listing}" if close else f"{listing[0].lower()}{listing[1:]}"
+    return f"did you mean {prefix + close[0]!r}? {listing}" if close else f"{listing[0].lower()}{listing[1:]}"
 
 
 def get_plugin_name(class_name: str) -> str:

@@ -219,7 +219,8 @@ def _explain_setting(key: str, folder: str, name: str, parts: list[str], values:
         )
     setting, *rest = parts
     if setting not in settings:
-        raise _build_unknown_key_error(key, key, settings, of=f"{folder}/{name}")
+        unknown = key.removesuffix("".join(f".{part}" for part in rest))
+        raise _build_unknown_key_error(key, unknown, settings, of=f"{folder}/{name}")
     parameter, meaning = settings[setting]
     own = values.get(setting, inspect.Parameter.empty)
     if folder == "environments" and setting == "tools" and rest:
@@ -236,8 +237,9 @@ def _explain_setting(key: str, folder: str, name: str, parts: list[str], values:
 
 def _build_unknown_key_error(key: str, name: str, names: Mapping[str, Any], of: str = "") -> ConfigError:
     owner = f"{of} has no setting" if of else "there is no key"
-    last = name.rpartition(".")[2]
-    return ConfigError(f"{owner} {last if of else name!r}; {plugins.suggest(last, names)}", key=key)
+    section, dot, last = name.rpartition(".")
+    hint = plugins.suggest(last, names, prefix=section + dot)
+    return ConfigError(f"{owner} {last if of else name!r}; {hint}", key=key)
 
 
 def _format_type(annotation: Any) -> str:

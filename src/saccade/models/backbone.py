@@ -357,7 +357,7 @@ def _load_model(settings: ModelConfig, folder: Path) -> PreTrainedModel:
             folder, dtype=dtype, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True
         )
     _check_tensors(folder, loading)
-    if getattr(model.config, "quantization_config", None) is None:  # else transformers reads the scales
+    if not hasattr(model.config, "quantization_config"):  # else transformers reads the scales
         check_dtypes(folder)
     return model
 
