@@ -271,17 +271,34 @@ def test_train_runs_the_stages_whose_data_is_named(tmp_path, tiny_folder, datase
     fail(ConfigError, *start, "--out", tmp_path / "none", key="data")
     fail(ConfigError, *start, "--stage", "sft,evil", "--out", tmp_path / "none", key="--stage", value="evil")
     start += ["--data", dataset_folder, "--out", tmp_path / "run"]
-    output = good(*start)
+    output = good(*start, "--stage", "sft", "sft.steps=2") + good(*start, "--resume")  # a grown SFT is continued
     assert "stages: sft, rl, eval" in output
     assert all(f"{stage}: validation after step {step}" in output for stage in ("sft", "rl") for step in (0, 2, 4))
     folder = Run.open(tmp_path / "run")
     assert all(folder.is_done(stage) for stage in ("sft", "rl"))
     assert (folder.path / "evaluations" / "test_rl_step-000004.jsonl").is_file()
     fail(RunError, *start, key=tmp_path / "run")
+    fail(RunError, *start, "--resume", "sft.steps=5", key="sft.steps", value=5)
     good(*start, "--resume", "rl.steps=5")
     assert (folder.path / "evaluations" / "test_rl_step-000005.jsonl").is_file()
     assert [line["step"] for line in folder.read_metrics("rl")] == [1, 2, 3, 4, 5]
     assert [line["step"] for line in folder.read_metrics("sft")] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_modules_are_imported_is_one_word():
+    program = (
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'saccade.cli.app':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from saccade.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.split()) == (130, ["Interrupted."])
 
 
 def test_stages_follow_from_the_recipe_and_its_data():

@@ -89,6 +89,8 @@ def record_data(run_folder: Path, sources: Iterable[DataSource], *, accepts_chan
     if path.exists():
         hint = "restore it, or delete it to record the data as they are now"
         recorded = read_json(path, DataDigests, hint=hint)
+    elif (run_folder / "metrics.jsonl").exists():
+        _logger.warning("%s is missing: whether the data have changed since the run was started is unknown", path)
     rows = {source.key: compute_row_digests(source) for source in sources}
     files = {source.key: _list_files(source, run_folder) for source in sources}
     media = _compute_media_digests({name: file for names in files.values() for name, file in names.items()}, recorded)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from saccade.config.schema import STAGES, Recipe
-from saccade.errors import ConfigError
+from saccade.errors import ConfigError, RunError
 from saccade.runs import pipeline
+from saccade.runs.run_folder import Run
+from saccade.training import checkpoint
 
 DATA_KEYS = {"sft": "data.demonstrations", "rl": "data.train", "eval": "data.test"}
 OnStep = Callable[[int, Mapping[str, float]], None]
@@ -64,12 +66,13 @@ def train(
     """Run the training stages of a recipe in one run folder; return the last checkpoint.
 
     Everything that any of the `stages` needs is checked before the first one. With `resume`, a finished SFT is not
-    repeated. Raises what `pipeline.sft` and `pipeline.rl` raise.
+    repeated, but continued if `sft.steps` has grown. Raises what `pipeline.sft` and `pipeline.rl` raise, and RunError
+    for more steps of an SFT from which RL has started.
     """
     run = pipeline.start_run(folder, recipe, stages, resume=resume)
     train_fns = {"sft": (pipeline.sft, recipe.sft.steps), "rl": (pipeline.rl, recipe.rl.steps)}
     for stage in stages:
-        if stage in train_fns and not (stage == "sft" and run.is_done("sft")):
+        if stage in train_fns and not (stage == "sft" and _is_sft_complete(run)):
             train_fn, steps = train_fns[stage]
             on_step, on_validation = start_stage(stage, steps)
             train_fn(
@@ -83,3 +86,16 @@ def train(
     weights = pipeline.find_newest_weights(folder)
     assert weights is not None  # a finished stage has a checkpoint
     return weights
+
+
+def _is_sft_complete(run: Run) -> bool:
+    """Return whether a run's SFT has finished all steps of its recipe. Raises RunError if more can't be made."""
+    if not run.is_done("sft"):
+        return False
+    newest = checkpoint.find_newest_checkpoint(run.path / "sft")
+    if newest is None or newest.step >= run.recipe.sft.steps:
+        return True
+    if checkpoint.find_newest_checkpoint(run.path / "rl") is not None:
+        message = f"RL has started from the {newest.step} steps of SFT in {run.path}; set sft.steps={newest.step}, or "
+        raise RunError(f"{message}choose another folder with --out", key="sft.steps", value=run.recipe.sft.steps)
+    return False
