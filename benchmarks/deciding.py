@@ -4,7 +4,7 @@
     python benchmarks/deciding.py runs/cue-* --out docs/results/deciding.json
 
 Each run is a folder of `saccade demo`. The entries have the greedy accuracy on the held-out split before and after RL
-with 95 % intervals over clips, the paired difference, the visual tokens, and the reference policies of the split.
+with 95 % intervals over clips, the paired difference, the visual tokens, and the baseline policies of the split.
 """
 
 import argparse

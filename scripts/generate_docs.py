@@ -92,7 +92,7 @@ Paths in a recipe start at its folder, paths on the command line where the comma
 | the same on the command line: `data.train=train.jsonl` | the command's working directory |
 | a command's recipe, `--model`, `--data`, `--out` and all other options | the command's working directory |
 | `extends` in a recipe | the folder of the recipe that contains it |
-| the `parser` file of a prompt format | the folder of the prompt format |
+| the `tool_format` file of a prompt format | the folder of the prompt format |
 | `media` of a task | `data.media_root`, else the folder of the data file |
 | `extras.subtitles` of a task | the folder of the task's first video |
 

@@ -81,6 +81,13 @@ def test_true_is_no_number(key):
         load_recipe("tiny/base", [f"{key}={json.dumps(value)}"])
 
 
+def test_a_huge_key_is_not_quoted_whole():
+    name = "a" * 100_000
+    with raises(ConfigError, key=name) as caught:
+        load_recipe("tiny/base", [f"{name}=1"])
+    assert len(str(caught.value)) < 5_000
+
+
 def test_true_is_no_number_for_a_plugin():
     recipe = load_recipe("tiny/base", ["environment.settings.max_calls_per_turn=true"])
     with raises(ConfigError, key="environment.settings.max_calls_per_turn", value=True):

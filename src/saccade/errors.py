@@ -21,6 +21,8 @@ exception into one of these types.
 import contextlib
 from collections.abc import Iterator
 
+MAX_MESSAGE_CHARS = 4_000
+
 
 class SaccadeError(Exception):
     """An error that a user can fix; its text is one clear sentence, in one line whatever names it quotes."""
@@ -28,7 +30,10 @@ class SaccadeError(Exception):
     exit_code = 1  # of the command line
 
     def __init__(self, message: str = "", *, key: str = "", value: object = None) -> None:
-        super().__init__(" ".join(message.splitlines()))
+        text = " ".join(message.splitlines())
+        if len(text) > MAX_MESSAGE_CHARS:  # it quotes something huge; the beginning and the fix at the end stay
+            text = f"{text[: MAX_MESSAGE_CHARS // 2]} … {text[-MAX_MESSAGE_CHARS // 2 :]}"
+        super().__init__(text)
         # the cause, so that a program needn't parse the sentence: a recipe key ("rl.max_staleness"), a setting
         # ("crop_video.fps"), a field of a row ("ground_truth"), or a file's path
         self.key = key

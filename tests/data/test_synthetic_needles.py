@@ -1,4 +1,4 @@
-"""Clips and maps that calls can't cover: exact labels, reference policies, demonstrations."""
+"""Clips and maps that calls can't cover: exact labels, baseline policies, demonstrations."""
 
 import json
 from collections import Counter

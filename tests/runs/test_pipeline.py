@@ -62,7 +62,7 @@ def test_rl_rejects_an_unfinished_sft(tmp_path, tiny_folder, dataset_folder, at)
 
 
 @pytest.mark.slow
-def test_interrupted_rl_resumes(tmp_path, tiny_folder, dataset_folder):
+def test_interrupted_rl_resumes(tmp_path, tiny_folder, dataset_folder, caplog):
     folder = tmp_path / "run"
     settings = [*SFT, *RL, *SHORT]
     start = ["tiny/para_grpo", *settings, "--model", tiny_folder, "--data", dataset_folder, "--out", folder]
@@ -78,6 +78,11 @@ def test_interrupted_rl_resumes(tmp_path, tiny_folder, dataset_folder):
     assert [path.name for path in (folder / "rl").iterdir()] == ["step-000002"]
     good("rl", *start, "--resume")
     assert [line["step"] for line in Run.open(folder).read_metrics("rl")] == [1, 2, 3, 4]
+    metrics = folder / "metrics.jsonl"
+    assert metrics not in [argument for record in caplog.records for argument in record.args or ()]
+    metrics.unlink()
+    pipeline.rl(folder, recipe.with_values({"rl.steps": 5}), resume=True, on_step=lambda step, values: None)
+    assert metrics in [argument for record in caplog.records for argument in record.args or ()]
 
 
 @pytest.mark.slow

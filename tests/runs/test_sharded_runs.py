@@ -18,7 +18,7 @@ from saccade.config.load import load_recipe
 from saccade.errors import RunError
 from saccade.runs import pipeline
 from saccade.training.checkpoint import find_newest_checkpoint
-from saccade.training.train_step import MEMORY_FILE
+from saccade.training.train_step import LIMIT_FILE
 
 SMALL = [
     "model.num_threads=1",
@@ -200,7 +200,7 @@ def test_a_micro_batch_that_does_not_fit_on_a_rank_is_split_when_the_processes_s
         rows.append([row for row in map(json.loads, lines) if row["stage"] == "rl"])
     assert len(stderr.splitlines()) == 1, stderr
     assert f"rank {rank}" in stderr
-    assert (folder / f"split-{rank}" / MEMORY_FILE).exists() > (folder / f"whole-{rank}" / MEMORY_FILE).exists()
+    assert (folder / f"split-{rank}" / LIMIT_FILE).exists() > (folder / f"whole-{rank}" / LIMIT_FILE).exists()
     whole, split = rows
     assert [row["step"] for row in split] == [row["step"] for row in whole] == [1, 2]
     for metric in ("reward", "loss", "grad_norm", "trained_tokens"):

@@ -37,10 +37,10 @@ class PromptFormat(Section):
     """A prompt file; `{question}`, `{video}`, `{clock}`, `{result}` and `{error}` are placeholders.
 
     `tool_format` names the parser, of chat/tool_formats or as a path relative to the prompt file. The model family's
-    chat template lists `tool_schemas` beside `system`, or beside the family's own system prompt if that is empty.
+    chat template lists `tool_schemas` beside `system_prompt`, or beside the family's own if that is empty.
     `timestamp_format` precedes a frame and may hold `seconds` and `number`. `tools` are Saccade's, which calls reach;
     `tool_names` are their names in the prompt. With the tools off, `no_tools_system_prompt` and `no_tools_question`
-    replace `system` and `question`, if they are given.
+    replace `system_prompt` and `question`, if they are given.
     """
 
     tool_format: str = "tool_call"

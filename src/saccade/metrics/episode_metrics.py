@@ -92,7 +92,7 @@ class Summary:
     full_set_size: int = 0
     full_set_uncovered: float = 0.0  # the fraction of all tasks in strata without a sampled task
     looking: Mapping[str, float] = field(default_factory=dict)  # by name without `looking/`; {} without needs
-    policies: Mapping[str, Policy] = field(default_factory=dict)  # reference policies by name, if the tasks have them
+    policies: Mapping[str, Policy] = field(default_factory=dict)  # baseline policies by name, if the tasks have them
 
 
 def has_failed(episode: Episode) -> bool:

@@ -1,7 +1,7 @@
 """Measure where calls looked, against the evidence of its task. Pure functions.
 
     task.extras["evidence"]   spans [start, end] in seconds, or boxes [left, top, right, bottom] in pixels of the image
-    task.extras["policies"]   accuracy and calls of reference policies
+    task.extras["policies"]   accuracy and calls of baseline policies
     task.extras["tool_call_penalty"]  what a call costs, in units of accuracy
     an executed call          what it looked at: its window, its box, or the boxes that its code writes out
 
@@ -66,7 +66,7 @@ class Looking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What a reference policy reaches, averaged over tasks."""
+    """What a baseline policy reaches, averaged over tasks."""
 
     accuracy: float
     calls: float
@@ -137,7 +137,7 @@ def compute_looking_metrics(scored: Sequence[ScoredEpisode], accuracies: Sequenc
 
 
 def average_policies(tasks: Sequence[Task]) -> dict[str, Policy]:
-    """Return the means of the reference policies over tasks; {} unless every task has them."""
+    """Return the means of the baseline policies over tasks; {} unless every task has them."""
     rows = [parse_policies(task) for task in tasks]
     names = [name for name in rows[0] if all(name in row for row in rows)] if rows else []
     return {
@@ -147,7 +147,7 @@ def average_policies(tasks: Sequence[Task]) -> dict[str, Policy]:
 
 
 def parse_policies(task: Task) -> dict[str, Policy]:
-    """Return the reference policies in a task's extras by name; entries of another form are left out."""
+    """Return the baseline policies in a task's extras by name; entries of another form are left out."""
     entries, policies = task.extras.get("policies"), dict[str, Policy]()
     for name, entry in entries.items() if isinstance(entries, Mapping) else ():
         values = [to_finite(value) for value in entry] if isinstance(entry, list | tuple) and len(entry) == 2 else []

@@ -112,7 +112,7 @@ def _build_summary_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
 
 
 def format_policy(policy: Policy | None) -> str:
-    """Format what a reference policy reaches: 0.31, 3.00 calls."""
+    """Format what a baseline policy reaches: 0.31, 3.00 calls."""
     return "–" if policy is None else f"{policy.accuracy:.2f}, {policy.calls:.2f} calls"
 
 

@@ -10,6 +10,7 @@ What needs torch is imported by the functions that use it: reading the results o
 import asyncio
 import functools
 import json
+import logging
 import signal
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from saccade.checks.machine import CheckResult
     from saccade.training.step_trace import StepTrace
 
+_logger = logging.getLogger("saccade")
 T = TypeVar("T")
 OnStep = Callable[[int, Mapping[str, float]], None]
 CHAT_ENGINE = "chat_completions"  # the engine used for a model that is given as a URL
@@ -562,6 +564,11 @@ def _train_stage(
     with convert_file_errors(folder / stage_name):
         create_folder(folder / stage_name)  # records that the stage was started
     alarms, results = AlarmMonitor(run.recipe.alarms), _replay_log(run, stage_name)
+    if last is not None and last.step and last.step not in {int(row["step"]) for row in results.training}:
+        _logger.warning(
+            "%s has no line of step %d of %s, which has a checkpoint: lines of it are lost, and curves will miss them",
+            *(folder / "metrics.jsonl", last.step, stage_name),
+        )
     alarms.replay(results.training)
     alarms.replay(map(prefix_validation, results.validations.values()))
     writer = EpisodeWriter(folder, run.recipe.episodes.max_bytes)

@@ -37,7 +37,7 @@ from saccade.types import TrainingSample
 from saccade.utils.files import write_text
 from saccade.utils.jsonl import read_json
 
-MEMORY_FILE, _LIMIT_KEY = "memory.json", "max_micro_batch_tokens"  # of a run folder
+LIMIT_FILE, _LIMIT_KEY = "micro_batch_limit.json", "max_micro_batch_tokens"  # of a run folder
 _MEMORY_ERRORS = ("not enough memory", "out of memory")  # of torch on a CPU, and of libraries of CUDA
 _logger = logging.getLogger("saccade")
 T = TypeVar("T")
@@ -241,7 +241,7 @@ def run_within_memory(backbone: Backbone, run: Callable[[], T]) -> T:
 
 def read_token_limit(folder: Path) -> int:
     """Return the tokens of a micro-batch that fitted in an earlier start of a run. Raises DataError."""
-    path = folder / MEMORY_FILE
+    path = folder / LIMIT_FILE
     if not path.exists():
         return sys.maxsize
     return read_json(path, dict[str, int], hint="delete it to try micro-batches of any size again")[_LIMIT_KEY]
@@ -250,7 +250,7 @@ def read_token_limit(folder: Path) -> int:
 def write_token_limit(folder: Path, max_tokens: int) -> None:
     """Store the tokens of a micro-batch that fit, for `read_token_limit`, if any didn't. Raises RunError."""
     if max_tokens < sys.maxsize:
-        write_text(folder / MEMORY_FILE, json.dumps({_LIMIT_KEY: max_tokens}) + "\n")
+        write_text(folder / LIMIT_FILE, json.dumps({_LIMIT_KEY: max_tokens}) + "\n")
 
 
 def split_to_fit(batch: Batch, max_tokens: int) -> list[tuple[Batch, np.ndarray]]:

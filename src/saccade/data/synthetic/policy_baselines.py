@@ -1,4 +1,4 @@
-"""Compute what reference policies reach on tasks in which calls can't look at every place.
+"""Compute what baseline policies reach on tasks in which calls can't look at every place.
 
     oracle       knows what the media say: the most that any policy can reach within the limits of calls
     exhaustive   looks at one place after another from the first, until its calls are spent
@@ -57,7 +57,7 @@ def compute_policy_baselines(tasks: Sequence[Task], settings: NeedlesConfig) -> 
 
 
 def add_policy_baselines(tasks: Sequence[Task], settings: NeedlesConfig) -> list[Task]:
-    """Return the tasks of a split with the scores of reference policies, and the cost of a call, in their extras."""
+    """Return the tasks of a split with the scores of baseline policies, and the cost of a call, in their extras."""
     cost = get_tool_call_penalty(str(tasks[0].extras["question"]), settings)
     extras = {"policies": compute_policy_baselines(tasks, settings), "tool_call_penalty": cost}
     return [replace(task, extras={**task.extras, **extras}) for task in tasks]

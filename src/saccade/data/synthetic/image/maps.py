@@ -79,12 +79,12 @@ class MapDataset(PictureDataset[MapScene]):
         return sample_map(self.config, rng, index)
 
     def build_tasks(self, contents: Sequence[MapScene], split: str) -> list[Task]:
-        """Build a task per picture, with what reference policies score on the split."""
+        """Build a task per picture, with what baseline policies score on the split."""
         return add_policy_baselines(super().build_tasks(contents, split), self.config.needles)
 
     @classmethod
     def find_split_problems(cls, root: Path, tasks: Sequence[Task]) -> list[str]:
-        """Find tasks whose reference policies don't follow from them."""
+        """Find tasks whose baseline policies don't follow from them."""
         return find_wrong_policies(root, tasks)
 
     def build_demonstrations(self, tasks: Sequence[Task], contents: list[MapScene]) -> list[Demonstration]:

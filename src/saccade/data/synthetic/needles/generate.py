@@ -1,4 +1,4 @@
-"""Generate a dataset of clips with one needle each, tasks with the scores of reference policies, demonstrations."""
+"""Generate a dataset of clips with one needle each, tasks with the scores of baseline policies, demonstrations."""
 
 import random
 from collections.abc import Sequence
@@ -43,12 +43,12 @@ class NeedleDataset(ClipDataset[NeedleClip]):
         return sample_clip(self.config, rng, index)
 
     def build_tasks(self, contents: Sequence[NeedleClip], split: str) -> list[Task]:
-        """Build a task per clip, with what reference policies score on the split."""
+        """Build a task per clip, with what baseline policies score on the split."""
         return add_policy_baselines(super().build_tasks(contents, split), self.needles)
 
     @classmethod
     def find_split_problems(cls, root: Path, tasks: Sequence[Task]) -> list[str]:
-        """Find tasks whose reference policies don't follow from them."""
+        """Find tasks whose baseline policies don't follow from them."""
         return find_wrong_policies(root, tasks)
 
     def build_demonstrations(self, tasks: Sequence[Task], contents: list[NeedleClip]) -> list[Demonstration]:

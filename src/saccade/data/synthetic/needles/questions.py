@@ -3,7 +3,7 @@
 `Task.extras` holds, besides those of `synthetic/questions.py`:
 
     place, num_places   of the needle, from 0         is_shown   whether the overview shows the needle
-    policies            [accuracy, calls] of reference policies by name (`policy_baselines.py`)
+    policies            [accuracy, calls] of baseline policies by name (`policy_baselines.py`)
     tool_call_penalty           what a call costs, in units of accuracy
 """
 
