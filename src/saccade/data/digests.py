@@ -89,7 +89,7 @@ def record_data(run_folder: Path, sources: Iterable[DataSource], *, accepts_chan
     if path.exists():
         hint = "restore it, or delete it to record the data as they are now"
         recorded = read_json(path, DataDigests, hint=hint)
-    elif (run_folder / "metrics.jsonl").exists():
+    elif (run_folder / "metrics.jsonl").is_file():
         _logger.warning("%s is missing: whether the data have changed since the run was started is unknown", path)
     rows = {source.key: compute_row_digests(source) for source in sources}
     files = {source.key: _list_files(source, run_folder) for source in sources}
