@@ -284,7 +284,7 @@ def demo(
     folder: OutOption = Path("runs/demo"),
     seed: Annotated[int | None, typer.Option(help="Seed of data, weights and sampling.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer videos and steps, in a few minutes; too little for conclusions.")
+        bool, typer.Option("--quick", help="Fewer videos and steps, in about five minutes; too little for conclusions.")
     ] = False,
     resume: ResumeOption = False,
 ) -> None:
