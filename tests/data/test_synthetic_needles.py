@@ -126,13 +126,15 @@ def test_demonstrations_look_everywhere_alike(dataset):
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_files(tmp_path):
+    # The encoder's bytes for smaller frames may differ, rarely, although the frames are equal.
+    config = CONFIGS["opening"].model_copy(update={"frame_size": 64})
     for name in ("a", "b"):
-        generate_dataset(tmp_path / name, CONFIGS["opening"], seed=1)
+        generate_dataset(tmp_path / name, config, seed=1)
     files = [path.relative_to(tmp_path / "a") for path in sorted((tmp_path / "a").rglob("*")) if path.is_file()]
     assert [
         str(name) for name in files if (tmp_path / "a" / name).read_bytes() != (tmp_path / "b" / name).read_bytes()
     ] == []
-    generate_dataset(tmp_path / "c", CONFIGS["opening"], seed=2)
+    generate_dataset(tmp_path / "c", config, seed=2)
     assert (tmp_path / "a/test/clips/00000.mp4").read_bytes() != (tmp_path / "c/test/clips/00000.mp4").read_bytes()
 
 
