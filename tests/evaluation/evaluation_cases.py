@@ -1,5 +1,7 @@
 """Build scored episodes in one line each."""
 
+from hypothesis import strategies as st
+
 from saccade.ledger import ImageRef, ImageSlot, Ledger
 from saccade.types import (
     AnswerType,
@@ -19,7 +21,25 @@ from saccade.types import (
     Usage,
 )
 
+# Of the tasks of `build_tasks`: their tables, and the labels in the first.
+STRATA = (lambda task: task.extras["a"], lambda task: task.extras["b"])
+NAMES = st.sampled_from([None, "x", "y", "z", ["x", "y"]])
 EVENTS = [[4.0, 6.0, "red"], [20.0, 22.0, "blue"]]
+
+
+def build_tasks(rows):
+    """Return tasks with labels in two tables; a label may be several names, or None."""
+    return [
+        Task(
+            id=f"t-{i}",
+            question="?",
+            media=(),
+            answer_type=AnswerType.OPEN,
+            ground_truth="red",
+            extras={"a": a, "b": b},
+        )
+        for i, (a, b) in enumerate(rows)
+    ]
 
 
 def task(name, *, question="at", kind=AnswerType.OPEN, ground_truth="red", second=5.0, clip=None):

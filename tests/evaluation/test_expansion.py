@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from error_cases import raises
-from evaluation_cases import make_scored, task
+from evaluation_cases import NAMES, STRATA, build_tasks, make_scored, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,26 +23,7 @@ from saccade.evaluation.compare import Evaluation, compare_evaluations
 from saccade.evaluation.subset import StratifiedWeights, Subset, compute_stratified_weights, read_stratified_weights
 from saccade.reporting.benchmark_report import build_evaluation_tables, build_overview_tables
 from saccade.reporting.evaluation_report import build_tables
-from saccade.types import AnswerType, Task
 
-
-def build_tasks(rows):
-    """Return tasks with labels in two tables; a label may be several names, or None."""
-    return [
-        Task(
-            id=f"t-{i}",
-            question="?",
-            media=(),
-            answer_type=AnswerType.OPEN,
-            ground_truth="red",
-            extras={"a": a, "b": b},
-        )
-        for i, (a, b) in enumerate(rows)
-    ]
-
-
-STRATA = (lambda task: task.extras["a"], lambda task: task.extras["b"])
-NAMES = st.sampled_from([None, "x", "y", "z", ["x", "y"]])
 ROWS = st.lists(st.tuples(NAMES, st.sampled_from("pq")), min_size=2, max_size=40)
 
 

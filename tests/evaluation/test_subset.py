@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from evaluation_cases import task
+from evaluation_cases import NAMES, STRATA, build_tasks, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,23 +12,6 @@ from saccade.types import AnswerType, Task
 TASKS = [task(f"w-{i}", question=("at", "when")[i % 2]) for i in range(8)]
 
 
-def build_tasks(rows):
-    """Return tasks with labels in two tables; a label may be several names, or None."""
-    return [
-        Task(
-            id=f"t-{i}",
-            question="?",
-            media=(),
-            answer_type=AnswerType.OPEN,
-            ground_truth="red",
-            extras={"a": a, "b": b},
-        )
-        for i, (a, b) in enumerate(rows)
-    ]
-
-
-STRATA = (lambda task: task.extras["a"], lambda task: task.extras["b"])
-NAMES = st.sampled_from([None, "x", "y", "z", ["x", "y"]])
 ROWS = st.lists(st.tuples(NAMES, st.sampled_from("pq")), max_size=40)
 
 

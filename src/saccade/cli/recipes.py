@@ -90,7 +90,7 @@ def _check(
         ),
     ] = None,
     gpus: Annotated[
-        int, typer.Option(min=1, max=1024, help="GPUs of a node, among which training divides the model.")
+        int, typer.Option(min=1, max=1024, help="GPUs of a node, over which training shards the model.")
     ] = 1,
     nodes: Annotated[int, typer.Option(min=1, max=4096, help="Nodes; each has a copy of the sharded model.")] = 1,
     servers: Annotated[

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from saccade import plugins
+from saccade.config.load import PLUGIN_NAME_KEYS
 from saccade.config.schema import AdvantageConfig, LossConfig, PluginConfig, Recipe, Section
 from saccade.errors import ConfigError
 
@@ -181,7 +182,7 @@ def list_values(key: str) -> list[str]:
     (['k1', 'k3'], [])
     """
     owner, _, name = key.rpartition(".")
-    if name in {"name", "estimator"} and (folder := _find_folder(f"{owner}.")):
+    if name in PLUGIN_NAME_KEYS and (folder := _find_folder(f"{owner}.")):
         return list(plugins.list_plugins(folder))
     section: Any = Recipe
     for part in owner.split(".") if owner else ():
