@@ -295,6 +295,7 @@ def test_empty_datasets_and_files(tmp_path, tiny_folder, dataset_folder, command
 # ---- folders -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["demo", "sft", "data synth", "model"])
 @pytest.mark.parametrize("below", [False, True])
 def test_a_file_instead_of_the_folder(tmp_path, tiny_folder, dataset_folder, command, below):

@@ -181,6 +181,7 @@ def commands(group, *path):
             yield from commands(command, *path, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", commands(get_command(app)), ids=" ".join)
 def test_every_command_has_help(words):
     output = good(*words, "--help")

@@ -97,6 +97,7 @@ def test_answer_type(name):
     asyncio.run(check_answer_type(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", plugins.list_plugins("engines"))
 def test_engine(name, renderer, tiny_folder):
     settings_by_engine = {
@@ -320,6 +321,7 @@ def test_check_importer_catches_wrong_items():
         check_importer(lambda row: iter([replace(invalid, id=row.id)]), {"a": 1})
 
 
+@pytest.mark.slow
 def test_check_benchmark_catches_wrong_grades_and_metrics(tmp_path):
     valid = plugins.resolve("evaluation.benchmarks", "mlvu", {})()
     tasks = valid.load_tasks(write_copy("mlvu", tmp_path), allow_incomplete=True)[:4]

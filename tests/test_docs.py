@@ -113,6 +113,7 @@ def parse_command(words):
         _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "reproduce").glob("*.md")), ids=name_of)
 def test_commands_that_reproduce_a_row_parse(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -129,6 +129,7 @@ def test_every_part_has_a_layer():
     assert parts <= set(LEVEL), f"without a layer: {parts - set(LEVEL)}"
 
 
+@pytest.mark.slow
 def test_modules_import_only_from_earlier_layers():
     for module, name in ((module, name) for module, names in list_inner_edges().items() for name in names):
         own, other = get_part(module), get_part(name)

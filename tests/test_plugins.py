@@ -122,6 +122,7 @@ def test_every_entry_point_is_defined(entry_point):
     assert name in {node.name for node in definitions}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["engines", "environments", "rewards"])
 @pytest.mark.parametrize("base", [ChatEngine, ToolEnvironment])
 def test_the_kind_of_a_packaged_plugin_is_that_of_its_object(folder, base):

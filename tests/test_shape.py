@@ -25,6 +25,7 @@ def list_nodes():
     return [(name, node) for name, tree in trees for node in ast.walk(tree) if isinstance(node, kinds)]
 
 
+@pytest.mark.slow
 def test_functions_are_annotated():
     functions = [(name, node) for name, node in list_nodes() if isinstance(node, FUNCTIONS)]
     own = ("__post_init__", "__init__")

@@ -280,6 +280,7 @@ def test_sequence_ratio_of_one_token_is_the_token_ratio(pairs):
     assert torch.allclose(compute_sequence_ratio(logp, old, torch.arange(len(pairs))), (logp - old).exp())
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(0, 999), st.integers(0, 6))
 def test_sequence_losses_of_two_micro_batches_add_up(lengths, seed, cut):

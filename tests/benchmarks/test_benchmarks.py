@@ -134,6 +134,7 @@ def test_the_8b_model_has_the_weights_of_the_published_one(run, tiny_folder):
     assert model.config.text_config.rope_parameters["mrope_section"] == [24, 20, 20]
 
 
+@pytest.mark.slow
 def test_packing(run):
     [row] = run("packing", "--rounds", "1", "--frames", "6", "--group", "3", "--reply", "12")
     assert row["tokens packed"] < row["tokens padded"]

@@ -158,6 +158,7 @@ def test_parsing_never_raises_and_loses_only_tags(text, prefill_length):
         assert call.ok or (call.error and not call.arguments)
 
 
+@pytest.mark.slow
 @given(ANY_TEXT)
 def test_a_final_answer_is_found_after_any_text_with_closed_blocks(text):
     reply = parse_reply(text + "</think></tool_call></tool_code></answer><answer>red</answer>")

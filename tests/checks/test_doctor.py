@@ -226,6 +226,7 @@ def test_strict_isolation_needs_every_layer(tmp_path, monkeypatch):
     assert check(name, folder=tmp_path / "run")["python, isolation"].is_ok
 
 
+@pytest.mark.slow
 def test_existing_run(tmp_path, model, dataset_folder):
     folder, given = tmp_path / "run", {"model": model, "data": dataset_folder}
     recipe = pipeline.with_paths(load_recipe("tiny/para_grpo"), folder=folder, **given)

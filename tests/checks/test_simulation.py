@@ -139,6 +139,7 @@ def test_overlap_takes_the_longer_of_sampling_and_training():
     assert overlapped.seconds_per_step < turns.seconds_per_step
 
 
+@pytest.mark.slow
 def test_a_server_with_poisson_arrivals_is_a_queue_of_known_length():
     # M/M/c: c replies at an equal pace, exponential lengths; the mean wait is Erlang's C formula.
     rate, c, num_requests = 2.4, 3, 40_000

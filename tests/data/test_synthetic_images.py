@@ -74,6 +74,7 @@ def default_tasks():
 # ---- reproducibility -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rows_of_a_video_dataset_are_pinned(tmp_path):
     """Rows and settings are compared byte for byte; the bytes of clips depend on the encoder's version."""
     generate_dataset(tmp_path / "w", SyntheticConfig(train=4, validation=2, test=2, distractors=1), seed=5)
@@ -299,6 +300,7 @@ def replay(task, demo, renderer, **settings):
     return asyncio.run(run_episode(task, environment, ctx))
 
 
+@pytest.mark.slow
 def test_demonstrations_earn_full_reward_with_the_real_tool(small, renderer):
     """Each call shows exactly the card that the next thought names, and the answer is right."""
     score = Accuracy(answer_types={"open": {"mode": "exact"}, "number": {"mode": "exact"}})
@@ -511,6 +513,7 @@ def test_wrong_card_is_found(small, tmp_path):
     assert any("cards" in problem for problem in problems)
 
 
+@pytest.mark.slow
 def test_contact_sheet_shows_images_and_cards(small, tmp_path):
     draw_contact_sheet(small, tmp_path / "contact_sheet.png")
     with Image.open(tmp_path / "contact_sheet.png") as sheet:

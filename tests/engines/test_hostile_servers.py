@@ -124,6 +124,7 @@ def test_a_response_with_an_invalid_compression_is_refused(encoding):
     assert error.status == 200
 
 
+@pytest.mark.slow
 def test_a_response_that_never_ends_is_a_timeout():
     with server(lambda *_: (b" " for _ in range(10**9)), pause=0.01) as served:
         error, _ = measure_failure(served, timeout=0.5)

@@ -236,6 +236,7 @@ def test_a_failure_fails_all_requests_and_the_engine_recovers(backbone, error):
 CHANGED = "the clip has changed"
 
 
+@pytest.mark.slow
 def test_an_unreadable_image_fails_only_its_requests(backbone):
     class Lossy(Pixels):
         def load_pixels(self, image: ImageRef) -> np.ndarray:
@@ -351,6 +352,7 @@ def test_a_weight_that_is_nan_stops_the_run(backbone):
     assert "layers.0.mlp.up_proj.weight" in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_fused_passes_equal_those_of_the_modules(backbone, lora_rank):
     """Rows of different lengths, a group with one prompt, further turns: the same tokens, logprobs up to rounding."""

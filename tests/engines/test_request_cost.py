@@ -170,6 +170,7 @@ def test_joined_json_is_the_body_with_urls(texts, data):
 # ---- time and open files ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_request_that_takes_too_long_does_not_mark_a_healthy_server_down(renderer):
     async def body(served):
         async with engine_of(renderer, served.url, request_timeout=0.5, max_retries=3) as engine:

@@ -82,6 +82,7 @@ def get_texts(episode, renderer):
     return [renderer.decode(segment.tokens) for segment in episode.ledger.segments if not segment.is_sampled]
 
 
+@pytest.mark.slow
 def test_the_environment_fulfills_the_contract(server, renderer):
     asyncio.run(check_environment(partial(Openenv, url=server, **SETTINGS), renderer, task=TASK))
 

@@ -114,6 +114,7 @@ def test_an_episode_with_shown_pictures_is_recorded(renderer, files, tmp_path):
     assert read_jsonl(tmp_path / "episodes.jsonl", Episode) == [episode]
 
 
+@pytest.mark.slow
 def test_of_a_video_the_prompt_holds_the_facts_and_code_looks_on_demand(renderer, files):
     look = block("for i in (4, 20): Image.fromarray(video_clue_0[i].asnumpy()).show()")
     episode = run(renderer, task(files, "clip.mp4"), look, ANSWER, frame_budget=8)

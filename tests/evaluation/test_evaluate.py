@@ -32,8 +32,12 @@ CALL = 'Look.</think><tool_call>{"name":"crop_video","arguments":{"start_time":0
 SCORE = compose_rewards({"accuracy": RewardTerm(correct=True)})
 
 
+class Killed(BaseException):
+    """Simulates a kill. asyncio raises KeyboardInterrupt at once, and its tasks would end during a later test."""
+
+
 class CountingEngine(Scripted):
-    """Answer "red" or "blue" by the seed; count requests; raise KeyboardInterrupt after `lives` requests."""
+    """Answer "red" or "blue" by the seed; count requests; raise Killed after `lives` requests."""
 
     asked = 0
     temperatures = frozenset()
@@ -43,7 +47,7 @@ class CountingEngine(Scripted):
         self.asked += 1
         self.temperatures |= {request.sampling.temperature}
         if self.asked > self.lives:
-            raise KeyboardInterrupt
+            raise Killed
         self._replies = lambda ledger: f"I see.</think><answer>{('red', 'blue')[request.sampling.seed % 2]}</answer>"
         return await super().generate(request)
 
@@ -102,7 +106,7 @@ def test_killed_evaluation_resumes(renderer, tmp_path, lives):
     complete = run(renderer, tmp_path / "whole.jsonl", num_samples=2)
     dying, path = CountingEngine(renderer), tmp_path / "killed.jsonl"
     dying.lives = lives
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         run(renderer, path, engine=dying, num_samples=2, max_concurrency=2)
     if path.exists():  # killed in the middle of a line
         path.write_bytes(path.read_bytes() + b'{"task":"x","fra')

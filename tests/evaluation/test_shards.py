@@ -8,7 +8,7 @@ import pytest
 from error_cases import raises
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_evaluate import TASKS, CountingEngine, bare, run
+from test_evaluate import TASKS, CountingEngine, Killed, bare, run
 from test_subset import STRATA, build_tasks
 
 from saccade.errors import ConfigError, DataError, RunError
@@ -134,6 +134,7 @@ def test_other_shards_may_lack_subtitles(renderer, tmp_path):
     assert engine.asked == 2
 
 
+@pytest.mark.slow
 def test_incompatible_shards_raise(renderer, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     with raises(RunError, key="shards", value="test"):
@@ -169,7 +170,7 @@ def test_unfinished_and_duplicate_shards_raise(renderer, tmp_path):
     shard(renderer, one, "1/2")
     dying = CountingEngine(renderer)
     dying.lives = 5
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         shard(renderer, one, "2/2", engine=dying, max_concurrency=2)
     with raises(RunError, key=str(one / "evaluations" / "shards" / "test" / "2-of-2.jsonl")) as caught:
         merge_shards(one, "test")

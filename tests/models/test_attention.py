@@ -119,6 +119,7 @@ def backbone(request, tmp_path_factory) -> Backbone:
     return Backbone(ModelConfig(path=str(folder), num_threads=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [[[1000, 250, 250]], [[0, 1], *([[150, 50]] * 8)]], ids=["tree", "SFT row"])
 def test_no_tensor_has_as_many_numbers_as_pairs_of_tokens(backbone, row):
     tree_BT, branch_BT = lay_out([row])

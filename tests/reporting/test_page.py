@@ -139,6 +139,7 @@ def test_an_ungraded_episode_has_no_verdict():
     assert 'class="mark' not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_tokens", [True, False])
 def test_hostile_text_is_escaped_everywhere(with_tokens):
     scored = example(name=NASTY, think=NASTY, response=NASTY, answer=NASTY, question=NASTY, error=NASTY)

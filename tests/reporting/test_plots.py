@@ -77,6 +77,7 @@ def test_every_panel_as_svg_and_png():
         assert plot_panel(panel, [{"step": 0, key: 0.5}], fmt="png").startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_plots_are_deterministic():
     assert plot_panel(BY_TITLE["Accuracy"], ROWS) == plot_panel(BY_TITLE["Accuracy"], ROWS)
 

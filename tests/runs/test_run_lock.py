@@ -93,6 +93,7 @@ def test_a_folder_that_does_not_exist_yet_is_locked_when_it_does(tmp_path):
         assert (tmp_path / "new" / ".locks" / "training.lock").is_file()
 
 
+@pytest.mark.slow
 def test_a_report_waits_for_no_training_but_is_refused_beside_another(folder, hold):
     hold("training")
     good("report", folder)

@@ -100,6 +100,7 @@ def test_a_folder_without_a_run(tmp_path):
     fail(RunError, "report", tmp_path, key=tmp_path)
 
 
+@pytest.mark.slow
 def test_alarms_and_validations_are_shown(tmp_path):
     rules = ["alarms={low: {metric: validation/greedy/accuracy, below: 0.5, window: 1}}"]
     run = Run.create(tmp_path / "run", load_recipe("tiny/base", [*rules, "validation.every=1"]))

@@ -684,6 +684,7 @@ def test_shown_images_survive_the_loss_of_their_interpreter(server):
     assert after.text == "(3, 2)\n"
 
 
+@pytest.mark.slow
 def test_an_interpreter_is_replaced_although_the_shown_images_exceed_its_memory(server):
     """Code could otherwise break its sandbox on purpose, which would end the episode without a score."""
     code = "for n in range(6): Image.new('RGB', (2000, 2000), (n, 2, 3)).show(); del globals()[f'image_clue_{n}']"

@@ -66,6 +66,7 @@ def test_a_container_sees_its_own_cgroup_as_the_root(machine):
     assert machine(files, groups="0::/docker/0123\n").measure_available() == 1000 * MIB
 
 
+@pytest.mark.slow
 def test_waiting_ends_when_memory_is_available(machine, monkeypatch):
     monkeypatch.setattr(memory_pressure, "_POLL_INTERVAL", 0.01)
     monitor = machine({}, available=RESERVED_BYTES - MIB)

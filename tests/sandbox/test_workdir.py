@@ -11,6 +11,7 @@ import pytest
 from saccade.sandbox import workdir
 
 
+@pytest.mark.slow
 def test_a_folder_of_any_depth_and_mode_is_removed(tmp_path, monkeypatch):
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o755)

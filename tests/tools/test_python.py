@@ -63,6 +63,7 @@ def test_variables_live_as_long_as_the_episode(renderer):
     assert (first.ok, second.text) == (True, "False")
 
 
+@pytest.mark.slow
 def test_calls_of_one_turn_run_in_order(renderer):
     async def body():
         async with EpisodeResources() as resources:

@@ -52,6 +52,7 @@ def list_steps(folder):
     return [saved.step for saved in checkpoint.list_checkpoints(folder)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(), ("model.lora_rank=2",), ("model.dtype=bfloat16",)])
 def test_a_checkpoint_holds_the_state_of_its_step(workspace, tmp_path, gate, overrides):
     """The weights and the optimizer change while it is written; the copy equals a save that is waited for, in bytes."""

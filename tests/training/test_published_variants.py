@@ -86,6 +86,7 @@ def test_there_are_enough_variants_of_every_outcome():
         assert max(Counter(name for name, _, _ in variants).values()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("importer", "recipe_name", "variants", "settings"), CASES)
 def test_every_row_is_learned_or_refused_with_its_reason(folder, importer, recipe_name, variants, settings):
     demonstrations, outcomes = import_variants(folder, importer, variants, settings)
@@ -100,6 +101,7 @@ def test_every_row_is_learned_or_refused_with_its_reason(folder, importer, recip
     assert not wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("importer", "recipe_name", "variants"),
     [

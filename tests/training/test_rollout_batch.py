@@ -212,6 +212,7 @@ def record_number(numbers):
     return on_rollouts
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_for_missing_groups_saves_its_finished_steps(workspace, tmp_path):
     """Step 1 has enough groups, step 2 doesn't, so step 1 is saved. A resumed run stops at the same step."""
     overrides = ("rl.selection={on_underfilled: stop, max_sampling_rounds: 2}",)
@@ -268,6 +269,7 @@ def is_video_at(tasks, prompt_index):
     return Mixture.from_tasks(tasks).get_task(5, prompt_index)[0].media[0].kind is MediaKind.VIDEO
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "most"), [(0.0, 0), (0.3, 0), (0.34, 1), (0.67, 2), (1.0, 3), (None, 3)])
 @pytest.mark.parametrize("surplus", ["discard", "requeue"])
 def test_other_prompts_replace_videos_above_their_share(workspace, share, most, surplus):

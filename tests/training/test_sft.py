@@ -347,6 +347,7 @@ def test_a_demonstration_that_cannot_be_learned_stops_the_run(workspace, demonst
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_demonstration_that_cannot_be_learned_is_left_out(workspace, demonstrations_with_a_bad_one, tmp_path):
     components = workspace.load_components("sft.num_checked=0", "sft.on_bad_demonstration=skip", "sft.steps=1")
     reports = []

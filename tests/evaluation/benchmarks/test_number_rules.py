@@ -390,6 +390,7 @@ TIR = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "kind", "reply", "strict", "lenient", "why"), TIR, ids=[f"{a[0]['task']} {a[1]}" for a in TIR]
 )

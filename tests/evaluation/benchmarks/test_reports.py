@@ -71,6 +71,7 @@ def test_charades_recall_is_at_least_the_threshold(tmp_path):
     assert found.metrics == pytest.approx({"r1@0.3": 75, "r1@0.5": 50, "r1@0.7": 25, "miou": 37.5})
 
 
+@pytest.mark.slow
 def test_vsibench_averages_levels_first(tmp_path):
     benchmark, tasks = tasks_of("vsibench", tmp_path)
     easy = "object_rel_direction_easy"
