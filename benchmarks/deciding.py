@@ -34,7 +34,11 @@ def collect_run(folder: Path) -> dict[str, Any]:
     return {
         "task": summarize_task(run),
         "seed": run.recipe.seed,
-        "settings": {"sft.steps": run.recipe.sft.steps, "rl.steps": run.recipe.rl.steps},
+        "settings": {
+            "sft.steps": run.recipe.sft.steps,
+            "rl.steps": run.recipe.rl.steps,
+            "rl.prompts_per_step": run.recipe.rl.prompts_per_step,
+        },
         "tasks": difference.n,
         "clips": difference.num_clusters,
         "before": describe_summary(summaries[BEFORE]),

@@ -31,7 +31,11 @@ def test_the_table_is_that_of_the_results(monkeypatch):
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry['task']}-{entry['seed']}")
 def test_an_entry_is_of_its_recipe_and_within_its_bounds(entry):
     recipe = load_recipe(RECIPES[entry["task"]])
-    assert entry["settings"] == {"sft.steps": recipe.sft.steps, "rl.steps": recipe.rl.steps}
+    assert entry["settings"] == {
+        "sft.steps": recipe.sft.steps,
+        "rl.steps": recipe.rl.steps,
+        "rl.prompts_per_step": recipe.rl.prompts_per_step,
+    }
     assert entry["tasks"] == entry["clips"] == recipe.synthetic.test
     before, after = (entry[name]["accuracy"] for name in ("before", "after"))
     assert entry["difference"][0] == pytest.approx(after[0] - before[0])
