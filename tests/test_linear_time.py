@@ -3,6 +3,8 @@
 A quadratic parser takes minutes to hours for such a text, so the timeout alone fails the test.
 """
 
+import base64
+
 import pytest
 
 from saccade import plugins
@@ -16,6 +18,7 @@ from saccade.testing import FakeMediaLoader
 from saccade.tools.base import ToolContext
 from saccade.tools.video_window import select_video
 from saccade.types import BlockKind
+from saccade.utils.text import redact
 
 MEGABYTE = 2**20
 pytestmark = [pytest.mark.timeout(60), pytest.mark.slow]
@@ -51,6 +54,31 @@ def test_replies(text):
         reply = parse(text)
         assert reply.text == text
         assert all(block.kind is not BlockKind.CALL or block.call is not None for block in reply.blocks)
+
+
+KEY = "nsk-proj-aB3+/9_xYz?Q0"
+SECRETS = {
+    "blanks": fill(" ", KEY[0]),
+    "its first character": fill(KEY[0]),
+    "its first character and blanks": fill(KEY[0] + " " * 50),
+    "its beginnings": fill(KEY[:-1]),
+    "backslashes": fill("\\"),
+    "escaped line ends": fill("\\n"),
+    "escaped beginnings": fill("".join(f"\\u{ord(character):04x}" for character in KEY[:-1])),
+    "escapes with zeros": fill("\\u" + "0" * 100),
+    "percents": fill("%"),
+    "beginnings in percents": fill("".join(f"%{ord(character):02x}" for character in KEY[:-1])),
+    "numbers with zeros": fill("&#" + "0" * 100),
+    "hex": fill(KEY[:-1].encode().hex()),
+    "hex with separators": fill("6" + "0x" * 60),
+    "base64": fill(base64.b64encode(KEY[:-1].encode()).decode()),
+    "slashes": fill("\\/"),
+}
+
+
+@pytest.mark.parametrize("text", SECRETS.values(), ids=SECRETS)
+def test_redaction(text):
+    assert redact(text, KEY) == text
 
 
 @pytest.mark.parametrize("unit", [" ", "\t", "<image>", "<image_clue_1>", "<interpreter>", "<tool_response>"])

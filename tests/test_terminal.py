@@ -92,3 +92,25 @@ def test_markdown_reports_have_no_control_characters_and_no_links():
     assert CONTROLS.isdisjoint(text), repr(text)
     assert "](" not in text.replace("\\](", "")
     assert "<" not in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["NASTY"],
+        ["--NASTY"],
+        ["doctor", "--NASTY"],
+        ["recipes", "NASTY"],
+        ["recipes", "check", "--gpus", "NASTY"],
+        ["runs", "a", "NASTY"],
+        ["view", "a", "--port", "NASTY"],
+        ["model", "tiny", "a", "--seed=NASTY"],
+    ],
+    ids=" ".join,
+)
+def test_usage_errors_show_no_control_characters(arguments):
+    words = [word.replace("NASTY", "red\x1b]0;title\x07\x9b31m\u202eder\u2066\rgone") for word in arguments]
+    done = run(*words)
+    assert done.exit_code == 2
+    assert "red" in done.stderr
+    assert CONTROLS.isdisjoint(done.stdout + done.stderr), repr(done.stderr)

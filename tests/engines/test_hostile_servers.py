@@ -1,10 +1,13 @@
 """Responses that no honest server sends: without end, compressed a thousandfold, with the request's key in them."""
 
 import asyncio
+import base64
 import gzip
 import json
+import textwrap
 import time
 import tracemalloc
+import urllib.parse
 import zlib
 from contextlib import contextmanager
 
@@ -20,6 +23,7 @@ from saccade.types import GenerationRequest, Message, SamplingParams
 from saccade.utils.http_client import RequestFailed
 from saccade.utils.jsonl import to_jsonable
 from saccade.utils.openai_client import OpenAIClient
+from saccade.utils.text import REDACTED, redact
 
 KEY = "sk-0123456789abcdef"
 BLOCK = b" " * 65536
@@ -179,6 +183,47 @@ def test_a_key_that_a_server_echoes_is_not_in_the_reply():
         completion = request(served)
     assert completion.text == "my key is [redacted]"
     assert KEY not in json.dumps(to_jsonable(completion))
+
+
+SECRET = "sk-proj-aB3+/9_xYz?Q0"  # with every kind of character that encodings change
+ENCODINGS = {
+    "base64": lambda data: base64.b64encode(data).decode(),
+    "base64 for URLs": lambda data: base64.urlsafe_b64encode(data).decode(),
+    "base64 without padding": lambda data: base64.b64encode(data).decode().rstrip("="),
+    "base64 in lines": lambda data: "\n".join(textwrap.wrap(base64.b64encode(data).decode(), 10)),
+    "base32": lambda data: base64.b32encode(data).decode(),
+    "hex": lambda data: data.hex(),
+    "hex in capitals": lambda data: data.hex(":").upper(),
+    "bytes": lambda data: " ".join(f"0x{byte:02x}" for byte in data),
+    "a URL": lambda data: urllib.parse.quote(data, safe=""),
+    "percents": lambda data: "".join(f"%{byte:02X}" for byte in data),
+    "JSON": lambda data: "".join(f"\\u{byte:04x}" for byte in data),
+    "JSON in JSON": lambda data: "".join(f"\\\\u{byte:04X}" for byte in data),
+    "Python": lambda data: "".join(f"\\x{byte:02x}" for byte in data),
+    "octal": lambda data: "".join(f"\\{byte:03o}" for byte in data),
+    "XML": lambda data: "".join(f"&#{byte};" for byte in data),
+    "XML in hex": lambda data: "".join(f"&#x{byte:X};" for byte in data),
+    "quoted-printable": lambda data: "".join(f"={byte:02X}" for byte in data),
+    "escaped slashes": lambda data: json.dumps(data.decode()).replace("/", "\\/"),
+    "two lines": lambda data: f"{data[:12].decode()}\r\n  {data[12:].decode()}",
+}
+
+
+@pytest.mark.parametrize("encode", ENCODINGS.values(), ids=ENCODINGS)
+@pytest.mark.parametrize("before", ["", "a", "ab", "abc", "Bearer "])
+@pytest.mark.parametrize("after", ["", ".", "..", " ok"])
+def test_encoded_keys_are_redacted(encode, before, after):
+    encoded = encode(f"{before}{SECRET}{after}".encode())
+    text = redact({"error": [f"no such key: <{encoded}>"]}, SECRET)["error"][0]
+    assert text.startswith("no such key: <")
+    assert text.count(REDACTED) == 1
+    rest = text.removeprefix("no such key: <").replace(REDACTED, "").removesuffix(">")
+    assert len(rest) <= 6 * len(before + after) + 12  # the texts around, encoded, and what two encoded bytes share
+
+
+def test_texts_without_the_key_are_unchanged():
+    text = f"{base64.b64encode(SECRET[:-1].encode()).decode()} {SECRET[::-1]} {SECRET[:10]} {SECRET[1:]}"
+    assert redact(text, SECRET) == text
 
 
 def generate_all(served, texts):

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,6 +51,7 @@ from saccade.runs.run_folder import Run
 from saccade.utils.files import convert_file_errors
 from saccade.utils.jsonl import write_json
 from saccade.utils.rank_exit import exit_rank
+from saccade.utils.text import escape_control_characters
 
 MAX_REPLY_CHARS = 2000  # of a reply without an answer
 QUICK_DEMO = (
@@ -77,6 +79,21 @@ COMMAND_PANELS = {
 }
 
 
+# The base of all errors of the command line itself, such as an unknown option; typer exports none but this child.
+UsageError: Any = typer.BadParameter.__base__
+
+
+@contextlib.contextmanager
+def _escape_usage_errors() -> Iterator[None]:
+    """Make control characters visible in the messages of usage errors, which quote arguments."""
+    try:
+        yield
+    except UsageError as error:
+        message = escape_control_characters(error.format_message())
+        error.format_message = lambda: message
+        raise
+
+
 class CommandGroup(TyperGroup):
     """The root command, which turns errors into one line and an exit code."""
 
@@ -92,10 +109,16 @@ class CommandGroup(TyperGroup):
             command.rich_help_panel = next(title for title, names in COMMAND_PANELS.items() if name in names)
         return command
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the arguments before the command's name."""
+        with _escape_usage_errors():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: Any) -> Any:
         """Run a command; exit with 1 on a SaccadeError or OSError (3: an alarm stopped the training), 130 on Ctrl-C."""
         try:
-            return super().invoke(ctx)
+            with _escape_usage_errors():
+                return super().invoke(ctx)
         except SaccadeError as error:
             err.print(escape(str(error)), style="red", soft_wrap=True)
             raise typer.Exit(error.exit_code) from None
