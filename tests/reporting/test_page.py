@@ -11,6 +11,7 @@ from page_cases import NASTY, call, comparison, decode, encode, example, load_pi
 
 from saccade.config.load import dump_recipe
 from saccade.config.schema import Recipe
+from saccade.evaluation.compare import Evaluation
 from saccade.ledger import ImageRef, Ledger
 from saccade.metrics.looking import parse_window
 from saccade.reporting.episode_view import (
@@ -19,11 +20,11 @@ from saccade.reporting.episode_view import (
     build_token_pieces,
     group_reply_segments,
 )
+from saccade.reporting.examples import choose_examples, choose_run_examples
 from saccade.reporting.report import Report
 from saccade.reporting.run_report import (
     build_curves,
     build_results,
-    choose_examples,
     collect_metadata,
     read_metrics,
     render_episode_page,
@@ -68,8 +69,11 @@ def page(*scored, names=("after SFT", "after RL"), **more):
         metadata=more.pop("metadata", {"seed": 0}),
         sections=(*build_results(comparison(*names)), *build_curves(more.pop("stages", {}))),
     )
-    given = {"evaluations": {name: list(scored) for name in names}, "decode": decode, "load_pixels": load_pixels}
-    return render_run_page(report, **{**given, **more})
+    answered = more.pop("evaluations", dict.fromkeys(names, scored))
+    evaluations = {name: Evaluation(scored=items) for name, items in answered.items()}
+    examples = choose_run_examples(evaluations, weights=more.pop("weights", {}))
+    decoders = {"": more.pop("decode", decode)}
+    return render_run_page(report, examples, **{"decoders": decoders, "load_pixels": load_pixels, **more})
 
 
 def test_page_shows_the_episodes_events():

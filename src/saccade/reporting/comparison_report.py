@@ -7,9 +7,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from saccade.errors import DataError
-from saccade.evaluation.compare import compare_evaluations, read_evaluations
+from saccade.evaluation.compare import Evaluation, compare_evaluations
 from saccade.metrics.tables import Bar, Table, format_counts, format_estimate
+from saccade.reporting.episode_view import PixelLoader
+from saccade.reporting.examples import Examples, choose_examples_of_runs, describe_example
 from saccade.reporting.plots import assign_styles, plot_bars, plot_curves
 from saccade.reporting.report import Plot, Report, ReportSection
 from saccade.reporting.run_report import (
@@ -20,6 +21,8 @@ from saccade.reporting.run_report import (
     compute_step_seconds,
     format_duration,
     read_metrics,
+    read_newest_rollouts,
+    read_reward_weights,
 )
 from saccade.reporting.run_summary import RECIPE_FILE, find_recipe_differences
 
@@ -50,7 +53,12 @@ REPRODUCTION_NOTE = (
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-def build_comparison(runs: Mapping[str, Path]) -> Report:
+def build_comparison(
+    runs: Mapping[str, Path],
+    evaluations: Mapping[str, Mapping[str, Evaluation]],
+    examples: Examples,
+    load_pixels: PixelLoader | None = None,
+) -> Report:
     """Build the report of runs by their names. Raises DataError for a damaged file of a run."""
     metrics = {name: read_metrics(folder) for name, folder in runs.items()}
     differences = tuple((key, *values) for key, values in find_recipe_differences(runs))
@@ -62,26 +70,29 @@ def build_comparison(runs: Mapping[str, Path]) -> Report:
         title=", ".join(runs),
         sections=(
             ReportSection(title="Recipes", notes=("Keys in which the recipes differ.",), tables=(recipes,)),
-            _build_accuracy(runs),
+            _build_accuracy(evaluations),
             ReportSection(title="Progress", tables=_build_progress(runs, metrics)),
             *_build_curves(metrics),
             build_cost_section(metrics),
             build_reproduction_section(runs),
         ),
+        examples=tuple(describe_example(example, load_pixels) for example in examples.items),
+        examples_note=examples.note,
     )
 
 
-def _build_accuracy(runs: Mapping[str, Path]) -> ReportSection:
+def read_examples_of_runs(runs: Mapping[str, Path], evaluations: Mapping[str, Mapping[str, Evaluation]]) -> Examples:
+    """Choose the examples of runs: of their evaluations, or else of their newest episodes on disk."""
+    rollouts = {name: [] if evaluations[name] else read_newest_rollouts(folder) for name, folder in runs.items()}
+    weights = {name: read_reward_weights(folder / RECIPE_FILE) for name, folder in runs.items()}
+    return choose_examples_of_runs(evaluations, rollouts, weights=weights)
+
+
+def _build_accuracy(evaluations: Mapping[str, Mapping[str, Evaluation]]) -> ReportSection:
     rows: dict[str, list[tuple[str, ...]]] = {}
     bars: dict[str, dict[str, Bar]] = {}
-    for name, folder in runs.items():
-        try:
-            summaries = compare_evaluations(read_evaluations(folder)).summaries
-        except DataError as error:
-            if error.key == str(folder):  # there is no evaluation
-                continue
-            raise
-        for evaluation, summary in summaries.items():
+    for name, own in evaluations.items():
+        for evaluation, summary in compare_evaluations(own).summaries.items():
             baseline = summary.constant_baseline
             cells = (
                 format_estimate(summary.accuracy),
@@ -93,9 +104,9 @@ def _build_accuracy(runs: Mapping[str, Path]) -> ReportSection:
             rows.setdefault(evaluation, []).append((evaluation, name, *cells))
             bars.setdefault(evaluation, {})[name] = build_bar(summary.accuracy, baseline)
     header = ("evaluation", "run", "accuracy", "baseline", "calls", "visual tokens", "tasks / clips")
-    table = Table(title="Accuracy", header=header, rows=tuple(row for own in rows.values() for row in own))
+    table = Table(title="Accuracy", header=header, rows=tuple(row for cells in rows.values() for row in cells))
     plot = Plot(title="Accuracy of each evaluation", draw=functools.partial(plot_bars, bars))
-    is_shown = len({name for own in bars.values() for name in own}) > 1
+    is_shown = len({name for row in bars.values() for name in row}) > 1
     return ReportSection(
         title="Accuracy",
         notes=(ACCURACY_NOTE,),

@@ -53,15 +53,21 @@ def encode_data_uri(pixels: NDArray[Any]) -> str:
 
 
 class EpisodeViewer:
-    """Build the views of a page's episodes; `thumbnails` holds the name and data URI of each image by its key.
+    """Build the views of a page's episodes; `thumbnails` holds the name and data URI of each image by its key, and may
+    be that of another viewer of the page.
 
     `decode` (a renderer's) shows replies token by token, `load_pixels` (a media loader's) shows images; `error` is why
     one can't be shown.
     """
 
-    def __init__(self, decode: DecodeFn | None = None, load_pixels: PixelLoader | None = None) -> None:
+    def __init__(
+        self,
+        decode: DecodeFn | None = None,
+        load_pixels: PixelLoader | None = None,
+        thumbnails: dict[str, tuple[str, str]] | None = None,
+    ) -> None:
         self._decode, self._load_pixels = decode, load_pixels
-        self.thumbnails: dict[str, tuple[str, str]] = {}
+        self.thumbnails = {} if thumbnails is None else thumbnails
         self.error: str | None = None
 
     def build_view(self, scored: ScoredEpisode) -> dict[str, Any]:

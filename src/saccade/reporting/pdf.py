@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from saccade.metrics.tables import Table
 from saccade.reporting.plots import PLOT_DPI
-from saccade.reporting.report import Report
+from saccade.reporting.report import EXAMPLES_TITLE, Report
 from saccade.utils.files import convert_file_errors, write_atomically
 from saccade.utils.text import escape_control_characters
 
@@ -25,6 +25,8 @@ LINE_HEIGHT = 0.135  # inches
 TITLE_HEIGHT = 0.2  # inches of a plot's title
 PLOT_HEIGHT = 2.5  # inches that the first plot of a section needs
 PLOT_GAP = 0.2
+FRAME_DPI = 140  # of the frames of an example: eight in a row take the page's width
+LABEL_CHARS = 14  # of the column of labels
 MAX_HALF_WIDTH = 4.5  # a plot that is drawn wider than this has a row to itself
 MIN_COLUMN_CHARS = 6
 HEADING_SIZES = {1: 15.0, 2: 11.0, 3: 8.5}
@@ -62,6 +64,18 @@ def write_pdf(report: Report, path: Path) -> Path:
                 if png := plot.draw(fmt="png"):
                     writer.write_plot("" if plot.has_title else plot.title, png)
             writer.end_plots()
+        if report.examples:
+            writer.write_heading(EXAMPLES_TITLE, 2, room=2.0)
+            writer.write_text(report.examples_note)
+        for example in report.examples:
+            writer.write_heading(example.title, 3, room=2.0)
+            for fact in example.facts:
+                writer.write_item(*fact)
+            if example.draw_frames is not None and (image := example.draw_frames()):
+                writer.write_plot("", image, dpi=FRAME_DPI)
+                writer.end_plots()
+            for step in example.steps:
+                writer.write_item(*step)
         writer.close()
     return path
 
@@ -95,6 +109,13 @@ class _PageWriter:
         for line in textwrap.wrap(text, LINE_CHARS):
             self.write_line(line)
 
+    def write_item(self, label: str, text: str) -> None:
+        """Write a labeled text; its further lines are indented."""
+        start = f"{label:<{LABEL_CHARS}}  "
+        indent = " " * len(start)
+        for line in textwrap.wrap(text, LINE_CHARS, initial_indent=start, subsequent_indent=indent):
+            self.write_line(line)
+
     def write_line(self, text: str) -> None:
         self._require(LINE_HEIGHT)
         self._place(text, FONT_SIZE, family="monospace")
@@ -103,10 +124,10 @@ class _PageWriter:
     def skip(self, height: float) -> None:
         self._y -= height
 
-    def write_plot(self, title: str, png: bytes) -> None:
-        """Place a plot beside the previous one if both fit, at most as large as it was drawn."""
-        image = matplotlib.image.imread(io.BytesIO(png))
-        height, width = (size / PLOT_DPI for size in image.shape[:2])
+    def write_plot(self, title: str, data: bytes, dpi: int = PLOT_DPI) -> None:
+        """Place a plot, a PNG or JPEG, beside the previous one if both fit, at most as large as it was drawn."""
+        image = matplotlib.image.imread(io.BytesIO(data), format="jpg" if data.startswith(b"\xff\xd8") else "png")
+        height, width = (size / dpi for size in image.shape[:2])
         page_width, page_height = (size - 2 * MARGIN for size in PAGE_SIZE)
         scale = min(1.0, page_width / width, (page_height - TITLE_HEIGHT) / height)
         if width <= MAX_HALF_WIDTH:

@@ -19,7 +19,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
-from PIL import Image
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 
 from saccade.metrics.statistics import SeedEstimate
 from saccade.metrics.tables import Bar
@@ -32,6 +33,8 @@ COLUMN_SIZE = (3.3, 2.2)  # inches
 PLOT_DPI = 160  # of PNGs
 BAR_HEIGHT = 0.2  # inches of a row in a plot of bars
 ROW_HEIGHT = 0.22  # inches of a variant in a plot of means
+FRAME_SIZE = (112, 84)  # pixels of a frame, at most
+FRAME_GAP, FRAME_LABEL_WIDTH, FRAME_TEXT_HEIGHT = 6, 64, 22  # pixels beside a frame, of a row's label, below a frame
 RC_PARAMS: dict[Any, Any] = {  # matplotlib's stubs type the keys as literals
     "svg.fonttype": "none",
     "svg.hashsalt": "saccade",
@@ -472,6 +475,34 @@ def encode_figure(figure: Figure, fmt: ImageFormat) -> bytes:
     # Overlapping bands have thousands of shades; 256 look the same in a third of the bytes.
     Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(compressed, "png", optimize=True)
     return compressed.getvalue()
+
+
+def plot_frames(rows: Sequence[tuple[str, Sequence[tuple[str | None, NDArray[Any]]]]]) -> bytes:
+    """Draw labeled rows of frames (uint8 RGB [height, width, 3]), each with its time below, as JPEG."""
+    parts = [(label, [_fit_frame(pixels) for _, pixels in frames], frames) for label, frames in rows]
+    heights = [max(image.height for image in images) + FRAME_TEXT_HEIGHT for _, images, _ in parts]
+    step = FRAME_SIZE[0] + FRAME_GAP
+    size = (FRAME_LABEL_WIDTH + step * max(len(frames) for _, frames in rows), sum(heights))
+    sheet = Image.new("RGB", size, "white")
+    draw, font, top = ImageDraw.Draw(sheet), ImageFont.load_default(size=12), 0
+    for (label, images, frames), height in zip(parts, heights, strict=True):
+        draw.text((0, top), label, fill=TEXT_COLOR, font=font)
+        for column, (image, (time, _)) in enumerate(zip(images, frames, strict=True)):
+            left = FRAME_LABEL_WIDTH + column * step
+            sheet.paste(image, (left, top))
+            draw.text((left, top + image.height), time or "", fill=TEXT_COLOR, font=font)
+        top += height
+    buffer = io.BytesIO()
+    sheet.save(buffer, "jpeg", quality=80, optimize=True)
+    return buffer.getvalue()
+
+
+def _fit_frame(pixels: NDArray[Any]) -> Image.Image:
+    """Return a frame that fits in FRAME_SIZE; the pixels of a small one become squares."""
+    image = Image.fromarray(pixels)
+    image.thumbnail(FRAME_SIZE)
+    factor = min(limit // size for limit, size in zip(FRAME_SIZE, image.size, strict=True))
+    return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
 
 
 def theme_svg(svg: bytes, title: str) -> str:

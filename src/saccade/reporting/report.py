@@ -4,6 +4,7 @@ A page has no scripts and no links, its images are embedded, and every text is e
 tables (`cli.terminal.print_tables`).
 """
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,10 @@ from saccade.reporting.plots import theme_svg
 from saccade.utils.files import convert_file_errors, write_atomically, write_text
 from saccade.utils.text import escape_control_characters
 
+EXAMPLES_TITLE = "Episodes"
 STATIC_FOLDER = Path(__file__).parent / "static"
 _ESTIMATE = re.compile(r"([+-]?\d[\d.]*) (\[[^\]]*\])(.*)", re.DOTALL)
+_IMAGE_NAME = re.compile(r"\d{2,3}\.(png|jpg)")
 _NUMBER = re.compile(r"[^A-Za-z]{0,40}( s)?")
 
 
@@ -55,8 +58,21 @@ class ReportSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleText:
+    """An episode as texts: labeled facts, then labeled steps; `draw_frames` draws what the model saw, as JPEG."""
+
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    steps: tuple[tuple[str, str], ...]
+    draw_frames: Callable[[], bytes | None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A report of a `kind`; `statements` are labeled sentences of its head, such as a claim."""
+    """A report of a `kind`; `statements` are labeled sentences of its head, such as a claim.
+
+    `examples` end a Markdown file and a PDF, below `examples_note`; a page shows its own views of the same episodes.
+    """
 
     kind: str
     title: str
@@ -64,10 +80,15 @@ class Report:
     statements: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     sections: tuple[ReportSection, ...] = ()
+    examples: tuple[ExampleText, ...] = ()
+    examples_note: str = ""
 
 
 def format_markdown(report: Report, plot_paths: Sequence[str | None] = ()) -> str:
-    """Format a report as Markdown; `plot_paths` are its plots' images, in order; a plot without one is left out."""
+    """Format a report as Markdown; `plot_paths` are the images of its plots, then of its examples, in order.
+
+    A plot without an image is left out.
+    """
     paths = iter(plot_paths)
     parts = [
         f"# {escape_markdown(report.title)}",
@@ -87,28 +108,46 @@ def format_markdown(report: Report, plot_paths: Sequence[str | None] = ()) -> st
         for plot, path in images:
             title = escape_markdown(plot.title)
             parts += [*([] if plot.has_title else [f"### {title}"]), f"![{title}]({path})"]
+    if report.examples:
+        parts += [f"## {EXAMPLES_TITLE}", escape_markdown(report.examples_note)]
+    for example in report.examples:
+        parts += [
+            f"### {escape_markdown(example.title)}",
+            "\n".join(_format_markdown_item(*fact) for fact in example.facts),
+            *([f"![the frames that the model saw]({image})"] if (image := next(paths, None)) else []),
+            "\n".join(_format_markdown_item(*step) for step in example.steps),
+        ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def write_markdown(report: Report, path: Path, plot_folder: str | None = None) -> Path:
-    """Write a report as Markdown with its plots, as PNGs in `plot_folder` beside it; return its path.
+def _format_markdown_item(label: str, text: str) -> str:
+    return f"- **{escape_markdown(label)}**: {escape_markdown(text)}"
 
-    The folder of report.md is report_plots by default; PNGs that it had are deleted. Raises RunError if a file can't be
-    written.
+
+def write_markdown(report: Report, path: Path, plot_folder: str | None = None) -> Path:
+    """Write a report as Markdown with its plots and frames, as images in `plot_folder` beside it; return its path.
+
+    The folder of report.md is report_plots by default; images that it had are deleted. Raises RunError if a file can't
+    be written.
     """
     folder = path.parent / (plot_folder or f"{path.stem}_plots")
     plots = [plot for section in report.sections for plot in section.plots]
+    images: list[tuple[str, Callable[[], bytes | None]]] = [
+        (".png", functools.partial(plot.draw, fmt="png")) for plot in plots
+    ]
+    images += [(".jpg", example.draw_frames or (lambda: None)) for example in report.examples]
     plot_paths: list[str | None] = []
     with convert_file_errors(path):
-        for old in folder.glob("[0-9][0-9].png"):
-            old.unlink()
-        for number, plot in enumerate(plots):
-            png = plot.draw(fmt="png")
-            plot_paths.append(None if png is None else f"{quote(folder.name)}/{number:02d}.png")
-            if png is not None:
+        for old in folder.glob("[0-9]*"):
+            if _IMAGE_NAME.fullmatch(old.name):
+                old.unlink()
+        for number, (suffix, draw) in enumerate(images):
+            image, name = draw(), f"{number:02d}{suffix}"
+            plot_paths.append(None if image is None else f"{quote(folder.name)}/{name}")
+            if image is not None:
                 folder.mkdir(parents=True, exist_ok=True)
-                with write_atomically(folder / f"{number:02d}.png", is_durable=False) as partial:
-                    partial.write_bytes(png)
+                with write_atomically(folder / name, is_durable=False) as partial:
+                    partial.write_bytes(image)
     return write_text(path, format_markdown(report, plot_paths))
 
 

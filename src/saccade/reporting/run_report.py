@@ -4,7 +4,6 @@ The page has no scripts and no links, and embeds its images. The template escape
 """
 
 import functools
-import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,14 +14,14 @@ from typing import Any
 from saccade.config.load import load_recipe
 from saccade.config.schema import AlarmConfig
 from saccade.evaluation.compare import Comparison, Evaluation, compare_evaluations, read_evaluations
-from saccade.metrics.episode_metrics import has_run_tools
 from saccade.metrics.looking import NO_DECISION, POLICY_LABELS, Policy
 from saccade.metrics.metric_log import read_metric_rows
 from saccade.metrics.statistics import Estimate
 from saccade.metrics.tables import Bar, Table, format_counts, format_difference, format_estimate, format_optional
 from saccade.plugins import get_object_name
-from saccade.reporting.episode_view import DecodeFn, EpisodeViewer, PixelLoader, format_answer
+from saccade.reporting.episode_view import DecodeFn, EpisodeViewer, PixelLoader
 from saccade.reporting.evaluation_report import SLICE_TITLES, build_tables, format_policy
+from saccade.reporting.examples import Example, Examples, choose_run_examples, describe_example, describe_verdict
 from saccade.reporting.plots import (
     PANELS,
     extract_series,
@@ -39,12 +38,8 @@ from saccade.types import Episode, Score, ScoredEpisode
 from saccade.utils.files import write_text
 from saccade.utils.jsonl import read_json, write_json
 
-NUM_EXAMPLES = 12  # episodes on the page
-FILTERS = ("right", "wrong", "failed", "with a call", "without a call")  # of the page's episodes
-CHOICE_NOTE = (
-    "{count} of {total} episodes, in turn from the right and the wrong ones, with and without calls, and the failed "
-    "ones; within each, question types take turns. No episode is chosen for its score."
-)
+FILTERS = ("right", "wrong", "failed", "with a call", "without a call")  # of the page's episodes; then those of runs
+NO_EXAMPLES = Examples()
 NUM_REASONS = 20  # rows of the outcomes of a step's episodes: errors may all differ
 STAGE_TITLES = {
     "sft": "Supervised cold start",
@@ -76,10 +71,14 @@ def build_run_report(
     *,
     evaluations: Mapping[str, Evaluation],
     comparison: Comparison,
+    examples: Examples = NO_EXAMPLES,
+    load_pixels: PixelLoader | None = None,
     metadata: Mapping[str, Any] | None = None,
     more_sections: Sequence[ReportSection] = (),
 ) -> Report:
-    """Build the report of a run, without its examples. Raises DataError for a damaged file of the run."""
+    """Build the report of a run; with `load_pixels` its examples have frames. Raises DataError for a damaged file of
+    the run.
+    """
     stages = read_metrics(folder)
     training = build_training_tables(folder, stages)
     return Report(
@@ -96,6 +95,8 @@ def build_run_report(
             *build_curves(stages),
             *more_sections,
         ),
+        examples=tuple(describe_example(example, load_pixels) for example in examples.items),
+        examples_note=examples.note,
     )
 
 
@@ -122,52 +123,62 @@ def write_report(
     comparison = comparison or compare_evaluations(evaluations)
     values = {"summaries": comparison.summaries, "changes": comparison.changes, "metadata": dict(metadata or {})}
     recipe = folder / "recipe.yaml"
+    examples = read_examples(folder, evaluations)
     report = build_run_report(
-        folder, evaluations=evaluations, comparison=comparison, metadata=metadata, more_sections=more_sections
+        folder,
+        evaluations=evaluations,
+        comparison=comparison,
+        examples=examples,
+        load_pixels=load_pixels,
+        metadata=metadata,
+        more_sections=more_sections,
     )
     if page_path is None:
         write_json(folder / "comparison.json", values)
         write_markdown(report, folder / "report.md")
     page = render_run_page(
         report,
-        evaluations={name: evaluation.scored for name, evaluation in evaluations.items()},
-        rollouts=[] if evaluations else read_newest_rollouts(folder),
+        examples,
         recipe=recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else "",
-        weights=read_reward_weights(recipe),
-        decode=decode,
+        decoders={"": decode},
         load_pixels=load_pixels,
     )
     return write_text(page_path or folder / "report.html", page)
 
 
+def read_examples(folder: Path, evaluations: Mapping[str, Evaluation]) -> Examples:
+    """Choose the examples of a run: of its evaluations, or else of its newest episodes on disk."""
+    rollouts = [] if evaluations else read_newest_rollouts(folder)
+    return choose_run_examples(evaluations, rollouts, weights=read_reward_weights(folder / "recipe.yaml"))
+
+
 def render_run_page(
     report: Report,
+    examples: Examples,
     *,
-    evaluations: Mapping[str, Sequence[ScoredEpisode]],
-    rollouts: Sequence[RolloutRecord] = (),
     recipe: str = "",
-    weights: Mapping[str, float] | None = None,
-    decode: DecodeFn | None = None,
+    decoders: Mapping[str, DecodeFn | None],
     load_pixels: PixelLoader | None = None,
 ) -> str:
-    """Render a run's report with example episodes: of the last evaluation that used tools, or else of the rollouts.
-
-    `weights` are those of the reward terms, by the names of the scores' parts.
-    """
-    viewer = EpisodeViewer(decode, load_pixels)
-    examples, num_episodes = _build_examples(evaluations, viewer)
-    if not examples:
-        examples, num_episodes = _build_rollout_examples(rollouts, viewer)
-    filters = Counter(name for example in examples for name in example["filters"])
+    """Render a report with its examples; `decoders` are the renderers' by the runs' names, "" in the report of one."""
+    thumbnails: dict[str, tuple[str, str]] = {}
+    viewers = {run: EpisodeViewer(decode, load_pixels, thumbnails) for run, decode in decoders.items()}
+    views = [
+        {**viewers[example.run].build_view(example.scored), "example": example, "filters": list_filters(example)}
+        for example in examples.items
+    ]
+    counts = Counter(name for view in views for name in view["filters"])
+    names = (*FILTERS, *(f"run {run}" for run in decoders))
     return render_template(
         "run.html.j2",
         report=report,
         recipe=recipe,
-        examples=examples,
-        viewer=viewer,
-        weights=weights or {},
-        filters={name: filters[name] for name in FILTERS if 0 < filters[name] < len(examples)},
-        choice_note=CHOICE_NOTE.format(count=len(examples), total=num_episodes) if num_episodes > len(examples) else "",
+        examples=views,
+        is_graded=True,
+        thumbnails=thumbnails,
+        error=next((viewer.error for viewer in viewers.values() if viewer.error), None),
+        filters={name: counts[name] for name in names if 0 < counts[name] < len(views)},
+        choice_note=examples.note,
     )
 
 
@@ -176,16 +187,16 @@ def render_episode_page(
 ) -> str:
     """Render one episode that nothing graded."""
     viewer = EpisodeViewer(decode, load_pixels)
-    view = viewer.build_view(ScoredEpisode(episode=episode, score=Score(value=0.0)))
-    example = {**view, "evaluation": "", "note": "", "others": [], "is_graded": False, "filters": []}
+    example = Example(scored=ScoredEpisode(episode=episode, score=Score(value=0.0)), source="")
     report = Report(kind="episode", title=episode.task.question)
     return render_template(
         "run.html.j2",
         report=report,
         recipe="",
-        examples=[example],
-        viewer=viewer,
-        weights={},
+        examples=[{**viewer.build_view(example.scored), "example": example, "filters": []}],
+        is_graded=False,
+        thumbnails=viewer.thumbnails,
+        error=viewer.error,
         filters={},
         choice_note="",
     )
@@ -336,69 +347,11 @@ def build_curves(stages: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Repo
     return sections
 
 
-def choose_examples(scored: Sequence[ScoredEpisode], count: int) -> list[ScoredEpisode]:
-    """Choose examples round-robin over correct and wrong, with and without calls, failed; question types mixed."""
-    categories: defaultdict[tuple[bool, bool, bool], list[tuple[int, ScoredEpisode]]] = defaultdict(list)
-    counts = Counter[tuple[Any, ...]]()
-    for item in sorted(scored, key=lambda item: item.episode.task.digest):
-        category = (item.episode.error is not None, not item.episode.results, item.score.is_correct)
-        question = (*category, str(item.episode.task.extras.get("question")))
-        categories[category].append((counts[question], item))
-        counts[question] += 1
-    groups = (sorted(categories[category], key=lambda ranked: ranked[0]) for category in sorted(categories))
-    # Round-robin, so that a few examples already show every category.
-    return [ranked[1] for round_ in itertools.zip_longest(*groups) for ranked in round_ if ranked is not None][:count]
-
-
-def list_filters(scored: ScoredEpisode) -> list[str]:
+def list_filters(example: Example) -> list[str]:
     """Return the filters that show an episode."""
-    verdict = "failed" if scored.episode.error is not None else "right" if scored.score.is_correct else "wrong"
-    return [verdict, "with a call" if scored.episode.results else "without a call"]
-
-
-def _build_examples(
-    evaluations: Mapping[str, Sequence[ScoredEpisode]], viewer: EpisodeViewer
-) -> tuple[list[dict[str, Any]], int]:
-    """Return the views of the examples of an evaluation, and the number of its episodes."""
-    # Rejected calls, as with tools off, don't count. The last evaluation with tools is that of the newest weights.
-    with_tools = [name for name, scored in evaluations.items() if has_run_tools(scored)]
-    name = (with_tools or list(evaluations) or [""])[-1]
-    others: defaultdict[str, list[tuple[str, str, float]]] = defaultdict(list)
-    for other, scored in evaluations.items():
-        for item in scored if other != name else ():
-            answer = "no answer" if item.episode.answer is None else format_answer(item.episode.answer)
-            others[item.episode.task.digest].append((other, answer, item.score.correct or 0.0))
-    views = [
-        {
-            **viewer.build_view(item),
-            "filters": list_filters(item),
-            "evaluation": name,
-            "note": "",
-            "others": others[item.episode.task.digest][:4],
-            "is_graded": True,
-        }
-        for item in choose_examples(evaluations.get(name, ()), NUM_EXAMPLES)
-    ]
-    return views, len(evaluations.get(name, ()))
-
-
-def _build_rollout_examples(
-    records: Sequence[RolloutRecord], viewer: EpisodeViewer
-) -> tuple[list[dict[str, Any]], int]:
-    scored = {
-        id(record.episode): (record, ScoredEpisode(episode=record.episode, score=record.score))
-        for record in records
-        if record.score is not None
-    }
-    examples = choose_examples([item for _, item in scored.values()], NUM_EXAMPLES)
-    views = []
-    for item in examples:
-        record, _ = scored[id(item.episode)]
-        note = f"{record.outcome}: {record.reason}" if record.reason else record.outcome
-        name = f"{record.stage}, step {record.step}"
-        own = {"filters": list_filters(item), "evaluation": name, "note": note, "others": [], "is_graded": True}
-        views.append({**viewer.build_view(item), **own})
-    return views, len(scored)
+    scored = example.scored
+    calls = "with a call" if scored.episode.results else "without a call"
+    return [describe_verdict(scored), calls, *([f"run {example.run}"] if example.run else [])]
 
 
 def read_newest_rollouts(folder: Path) -> list[RolloutRecord]:

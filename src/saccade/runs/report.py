@@ -9,10 +9,16 @@ from saccade.config.load import resolve_model_path
 from saccade.errors import DataError, ModelError, RunError
 from saccade.evaluation.compare import Evaluation, compare_evaluations, read_evaluations
 from saccade.media.cache import CachingMediaLoader
-from saccade.reporting.comparison_report import build_comparison, build_last_sections
+from saccade.reporting.comparison_report import build_comparison, build_last_sections, read_examples_of_runs
 from saccade.reporting.episode_view import DecodeFn
-from saccade.reporting.report import Report, render_template, write_markdown
-from saccade.reporting.run_report import build_run_report, render_episode_page, write_report
+from saccade.reporting.report import Report, write_markdown
+from saccade.reporting.run_report import (
+    build_run_report,
+    read_examples,
+    render_episode_page,
+    render_run_page,
+    write_report,
+)
 from saccade.runs.pipeline import find_newest_weights, is_address, resolve_checkpoint
 from saccade.runs.run_folder import Run
 from saccade.runs.run_lock import REPORT, RunLock
@@ -26,11 +32,20 @@ def report_run(folder: Path, page: Path | None = None) -> Path:
     Without the run's tokenizer, as with a model that was moved, replies are shown as text instead of tokens. Raises
     RunError if there is no run or a file can't be written, DataError for a damaged file of the run.
     """
+    if page is not None:
+        require_report_suffix(page)
     run, evaluations = Run.open(folder), read_any_evaluations(folder)
     more = build_last_sections(folder)
     if page is not None and page.suffix != ".html":
         comparison = compare_evaluations(evaluations)
-        report = build_run_report(folder, evaluations=evaluations, comparison=comparison, more_sections=more)
+        report = build_run_report(
+            folder,
+            evaluations=evaluations,
+            comparison=comparison,
+            examples=read_examples(folder, evaluations),
+            load_pixels=CachingMediaLoader().load_pixels,
+            more_sections=more,
+        )
         return write_report_file(report, page)
     with RunLock(folder, REPORT) if page is None else contextlib.nullcontext():
         return write_report(
@@ -45,26 +60,34 @@ def report_run(folder: Path, page: Path | None = None) -> Path:
 
 def report_runs(folders: Sequence[Path], page: Path) -> Path:
     """Write a report that compares runs; return its path. Raises what `report_run` raises."""
+    require_report_suffix(page)
     runs: dict[str, Path] = {}
+    decoders: dict[str, DecodeFn | None] = {}
     for folder in folders:
-        Run.open(folder)
-        name = folder.resolve().name
-        runs[name if name not in runs else str(folder)] = folder
-    return write_report_file(build_comparison(runs), page)
+        run, name = Run.open(folder), folder.resolve().name
+        name = name if name not in runs else str(folder)
+        runs[name], decoders[name] = folder, load_run_decoder(run) if page.suffix == ".html" else None
+    evaluations = {name: read_any_evaluations(folder) for name, folder in runs.items()}
+    examples, load_pixels = read_examples_of_runs(runs, evaluations), CachingMediaLoader().load_pixels
+    report = build_comparison(runs, evaluations, examples, load_pixels)
+    if page.suffix != ".html":
+        return write_report_file(report, page)
+    return write_text(page, render_run_page(report, examples, decoders=decoders, load_pixels=load_pixels))
 
 
 def write_report_file(report: Report, page: Path) -> Path:
-    """Write a report as HTML, Markdown or PDF, by the file's ending. Raises RunError for another one."""
-    if page.suffix == ".html":
-        return write_text(page, render_template("report.html.j2", report=report))
+    """Write a report as Markdown or PDF, by the file's ending."""
     if page.suffix == ".md":
         return write_markdown(report, page)
-    if page.suffix == ".pdf":
-        from saccade.reporting.pdf import write_pdf
+    from saccade.reporting.pdf import write_pdf
 
-        return write_pdf(report, page)
-    message = f"{page} must end in .html, .md or .pdf"
-    raise RunError(message, key="--out", value=str(page))
+    return write_pdf(report, page)
+
+
+def require_report_suffix(page: Path) -> None:
+    """Raise RunError unless a report can be written as a file of this ending."""
+    if page.suffix not in (".html", ".md", ".pdf"):
+        raise RunError(f"{page} must end in .html, .md or .pdf", key="--out", value=str(page))
 
 
 def write_episode_page(episode: Episode, model: str, page: Path) -> Path:
