@@ -68,7 +68,7 @@ def test_every_file_is_a_recipe():
 
 # Recipe, key, published value. The values are those of the publications' own configuration files.
 PUBLISHED = [
-    ("paravt/sft", "model.base_model", "Qwen3-VL-8B-Instruct"),
+    ("paravt/sft", "model.planned_model", "Qwen3-VL-8B-Instruct"),
     ("paravt/sft", "model.trained_weights", "all"),
     ("paravt/sft", "sft.optim.lr", 2e-5),
     ("paravt/sft", "sft.optim.betas", [0.9, 0.999]),
@@ -79,7 +79,7 @@ PUBLISHED = [
     ("paravt/sft", "sft.pack_length", 8192),
     ("paravt/sft", "sft.tokens_per_step", 4 * 8 * 8192),  # rows per GPU, GPUs, tokens per row
     ("paravt/sft", "sft.order", "shuffled_epochs"),
-    ("paravt/sft", "sft.samples_per_context", 1),
+    ("paravt/sft", "sft.demonstrations_per_media", 1),
     ("paravt/sft", "sft.steps", 1500),
     ("paravt/sft", "sft.save_every", 100),
     ("paravt/sft", "sft.checkpoints.keep_steps", [500]),  # where the published RL starts
@@ -117,7 +117,7 @@ PUBLISHED = [
     ("paravt/para_grpo", "rl.advantage.whiten", "tokens"),
     ("paravt/para_grpo", "rl.advantage.reward_scale", 10.0),
     ("paravt/para_grpo", "rl.advantage.reward_bias", -0.2),
-    ("paravt/para_grpo", "rl.loss.name", "clipped"),
+    ("paravt/para_grpo", "rl.loss.name", "ppo_clip"),
     ("paravt/para_grpo", "rl.loss.old_logprobs", "trainer"),
     ("paravt/para_grpo", "rl.loss.settings.clip_low", 0.2),
     ("paravt/para_grpo", "rl.loss.settings.clip_high", 0.2),
@@ -127,7 +127,7 @@ PUBLISHED = [
     ("paravt/para_grpo", "rl.loss.above_stale_tis_cap", "drop"),
     ("paravt/para_grpo", "rl.loss.aggregation", "token_mean"),
     ("paravt/para_grpo", "rl.kl.reward_coef", 0.01),
-    ("paravt/para_grpo", "rl.kl.estimator", "k1"),
+    ("paravt/para_grpo", "rl.kl.reward_estimator", "k1"),
     ("paravt/para_grpo", "rl.kl.loss_coef", 0.0),
     ("paravt/para_grpo", "sampling.temperature", 0.7),
     ("paravt/para_grpo", "sampling.max_tokens", 2048),
@@ -152,7 +152,7 @@ PUBLISHED = [
     ("paravt/vanilla_grpo", "rewards.format_reward.settings.answer_suffix", False),
     ("paravt/vanilla_grpo", "rl.prompts_per_step", 7),
     ("pyvision/sft", "sft.order", "shuffled_epochs"),
-    ("pyvision/image_rl", "model.base_model", "Qwen2.5-VL-7B-Instruct"),
+    ("pyvision/image_rl", "model.planned_model", "Qwen2.5-VL-7B-Instruct"),
     ("pyvision/video_rl", "rewards.accuracy.settings.judge.model", "Qwen2.5-72B-Instruct"),
     ("pyvision/image_rl", "model.trained_weights", "language_model"),
     ("pyvision/image_rl", "engine.name", "vllm"),
@@ -197,7 +197,7 @@ PUBLISHED = [
     ("pyvision/image_rl", "environment.settings.system_prompt_source", "row"),
     ("pyvision/image_rl", "environment.settings.final_answer_prompt", ""),
     ("pyvision/image_rl", "rl.max_staleness", 0),
-    ("pyvision/sft", "model.base_model", "Qwen2.5-VL-7B-Instruct"),
+    ("pyvision/sft", "model.planned_model", "Qwen2.5-VL-7B-Instruct"),
     ("pyvision/sft", "environment.settings.system_prompt_source", "row"),
     ("pyvision/video_baseline", "environment.name", "single_turn"),
     ("pyvision/video_baseline", "environment.settings.overview_fps", 1.0),

@@ -90,9 +90,9 @@ def test_token_weights_by_hand():
     assert compute_token_weights(seq_N, aggregation="seq_mean_token_mean").tolist() == pytest.approx(
         [1 / 6] * 3 + [1 / 2]
     )
-    assert compute_token_weights(seq_N, aggregation="seq_mean_token_sum_norm", sum_norm=10.0).tolist() == pytest.approx(
-        [0.05] * 4
-    )
+    assert compute_token_weights(
+        seq_N, aggregation="seq_mean_token_sum_norm", token_sum_divisor=10.0
+    ).tolist() == pytest.approx([0.05] * 4)
     assert compute_token_weights(torch.tensor([], dtype=torch.long), aggregation="token_mean").tolist() == []
 
 
@@ -100,7 +100,7 @@ def test_aggregations_by_hand():
     logp, adv = tensor([-1.0] * 4), tensor([1.0, 2.0, 3.0, 10.0])
     losses = {}
     for aggregation in AGGREGATIONS:
-        weight = compute_token_weights(torch.tensor([0, 0, 0, 1]), aggregation=aggregation, sum_norm=10.0)
+        weight = compute_token_weights(torch.tensor([0, 0, 0, 1]), aggregation=aggregation, token_sum_divisor=10.0)
         losses[aggregation] = compute_policy_loss(logp, None, adv, weight, settings=LossConfig())[0].item()
     expected = {"token_mean": -4.0, "seq_mean_token_mean": -(2.0 + 10.0) / 2, "seq_mean_token_sum_norm": -(6 + 10) / 20}
     assert losses == pytest.approx(expected)

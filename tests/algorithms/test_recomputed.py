@@ -20,7 +20,7 @@ from saccade.types import AnswerType, Episode, EpisodeStatus, Group, Score, Scor
 AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm")
 losses_st = st.builds(
     LossConfig,
-    name=st.sampled_from(["clipped", "gspo"]),
+    name=st.sampled_from(["ppo_clip", "gspo"]),
     settings=st.fixed_dictionaries(
         {
             "clip_low": st.sampled_from([0.1, 0.2]),
@@ -29,7 +29,7 @@ losses_st = st.builds(
         }
     ),
     aggregation=st.sampled_from(AGGREGATIONS),
-    sum_norm=st.just(7.0),
+    token_sum_divisor=st.just(7.0),
     tis_cap=st.sampled_from([None, 0.9, 2.0]),
     stale_tis_cap=st.sampled_from([1.1, 5.0]),
     above_stale_tis_cap=st.sampled_from(["truncate", "drop"]),
@@ -59,7 +59,7 @@ def token_weight(data, index, loss):
     divisors = {
         "token_mean": tokens,
         "seq_mean_token_mean": sequences * own,
-        "seq_mean_token_sum_norm": sequences * loss.sum_norm,
+        "seq_mean_token_sum_norm": sequences * loss.token_sum_divisor,
     }
     return 1 / divisors[loss.aggregation]
 
@@ -101,7 +101,9 @@ def compute_micro_batch(data, loss, kl, indices):
     """Return the loss and gradient of Saccade's implementation for a micro-batch of those tokens."""
     column = {name: torch.tensor(values)[indices] for name, values in data.items() if name in ("seq", "stale")}
     number = {name: torch.tensor(values, dtype=torch.float64)[indices] for name, values in data.items()}
-    weight_N = compute_token_weights(torch.tensor(data["seq"]), aggregation=loss.aggregation, sum_norm=loss.sum_norm)
+    weight_N = compute_token_weights(
+        torch.tensor(data["seq"]), aggregation=loss.aggregation, token_sum_divisor=loss.token_sum_divisor
+    )
     now_N = number["now"].requires_grad_()
     value, _ = compute_policy_loss(
         now_N,

@@ -125,7 +125,7 @@ def test_sigterm_stops_all_ranks_after_a_checkpoint_of_the_last_step(folder):
 def test_a_rank_that_hangs_ends_the_job_after_the_timeout(folder):
     program = [sys.executable, "-m", "saccade"]
     model = ("--model", folder / "model", "--data", folder / "data", "--out", folder / "hung", "--nproc", 2)
-    settings = ("sft.steps=5000", "sft.save_every=2", "model.process_timeout=20")
+    settings = ("sft.steps=5000", "sft.save_every=2", "model.collective_timeout=20")
     process = start(program, folder, "sft", "tiny/para_grpo", *model, *settings)
     saved = folder / "hung" / "sft"
     block_until(lambda: find_newest_checkpoint(saved) is not None or process.poll() is not None)
@@ -161,7 +161,7 @@ CROWDED = """\
 from pathlib import Path
 
 import torch
-from saccade.algorithms.losses.clipped import clipped
+from saccade.algorithms.losses.ppo_clip import ppo_clip
 from torch import distributed
 
 MARK = Path(__file__).with_suffix(".failed")
@@ -171,7 +171,7 @@ def crowded(logp_N, old_logp_N, adv_N, seq_N):
     if len(seq_N.unique()) > 1 and distributed.get_rank() == RANK and not MARK.exists():
         MARK.touch()
         raise torch.OutOfMemoryError("out of memory")
-    return clipped(logp_N, old_logp_N, adv_N, seq_N)
+    return ppo_clip(logp_N, old_logp_N, adv_N, seq_N)
 """
 
 
@@ -193,7 +193,7 @@ def test_a_micro_batch_that_does_not_fit_on_a_rank_is_split_when_the_processes_s
         "rl.micro_batch_size=1",
     )
     rows = []
-    for name, loss in ((f"whole-{rank}", "clipped"), (f"split-{rank}", f"./crowded_{rank}.py")):
+    for name, loss in ((f"whole-{rank}", "ppo_clip"), (f"split-{rank}", f"./crowded_{rank}.py")):
         arguments = ("rl", "tiny/para_grpo", *data, "--out", folder / name, *steps, f"rl.loss.name={loss}")
         stderr = finish(start([sys.executable, "-m", "saccade"], folder, *arguments))
         lines = (folder / name / "metrics.jsonl").read_text().splitlines()

@@ -301,7 +301,7 @@ def main(action: str, work: Path, out: Path) -> None:
         FileSystemWriter.write_data = fail_to_write
     if action == "nan":
         Optimizer.step = plant_nan
-    with join_training_processes(ModelConfig(process_timeout=120)) as is_leader:
+    with join_training_processes(ModelConfig(collective_timeout=120)) as is_leader:
         if is_leader:
             workspace, samples = pickle.loads((work / "workspace.pickle").read_bytes())
             ACTIONS[action](workspace, samples, out)

@@ -42,7 +42,7 @@ def test_kl_penalty_in_the_reward_by_hand():
     penalized = _apply_kl_penalty(batch, KlConfig(reward_coef=0.1))
     assert penalized.advantage_N.tolist() == pytest.approx([1 - 0.03, 1 + 0.02, 1 - 0.1])
     k3 = [math.exp(-0.5) + 0.5 - 1, math.exp(0.2) - 0.2 - 1, math.exp(-1.0) + 1.0 - 1]
-    penalized = _apply_kl_penalty(batch, KlConfig(reward_coef=0.1, estimator="k3"))
+    penalized = _apply_kl_penalty(batch, KlConfig(reward_coef=0.1, reward_estimator="k3"))
     expected = [1 - 0.1 * (k3[0] + k3[1]), 1 - 0.1 * k3[1], 1 - 0.1 * k3[2]]
     assert penalized.advantage_N.tolist() == pytest.approx(expected)
     assert penalized.advantage_N.dtype == np.float32

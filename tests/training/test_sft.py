@@ -149,7 +149,8 @@ def test_a_run_without_demonstrations_raises(workspace, tmp_path):
 
 
 EPOCHS = (
-    "sft={order: shuffled_epochs, auxiliary_fraction: 0.5, tokens_per_step: 300, samples_per_context: 1, steps: 4}",
+    "sft={order: shuffled_epochs, auxiliary_fraction: 0.5, tokens_per_step: 300, steps: 4}",
+    "sft.demonstrations_per_media=1",
     "model.trained_weights=language_model",
 )
 

@@ -71,12 +71,12 @@ def resolve_loss(settings: LossConfig) -> TokenLoss:
     return compute_loss
 
 
-def compute_token_weights(seq_N: Tensor, *, aggregation: Aggregation, sum_norm: float = 256.0) -> Tensor:
+def compute_token_weights(seq_N: Tensor, *, aggregation: Aggregation, token_sum_divisor: float = 256.0) -> Tensor:
     """Return the weight of each token's loss in the sum over a WHOLE batch of N tokens, [N].
 
     `seq_N` holds one integer per sequence. `token_mean`: 1 / N. `seq_mean_token_mean`: 1 / (S * tokens of its
-    sequence), so that each sequence counts the same (GRPO). `seq_mean_token_sum_norm`: 1 / (S * sum_norm), a constant
-    divisor (Dr. GRPO, arXiv 2503.20783). S is the number of sequences in `seq_N`.
+    sequence), so that each sequence counts the same (GRPO). `seq_mean_token_sum_norm`: 1 / (S * token_sum_divisor), a
+    constant divisor (Dr. GRPO, arXiv 2503.20783). S is the number of sequences in `seq_N`.
 
     >>> compute_token_weights(torch.tensor([4, 4, 4, 9]), aggregation="seq_mean_token_mean").tolist()[-1]
     0.5
@@ -90,7 +90,7 @@ def compute_token_weights(seq_N: Tensor, *, aggregation: Aggregation, sum_norm: 
     elif aggregation == "seq_mean_token_mean":
         divisor_N = (length_S[index_N] * len(length_S)).float()
     else:
-        divisor_N = torch.full_like(seq_N, len(length_S), dtype=torch.float32) * sum_norm
+        divisor_N = torch.full_like(seq_N, len(length_S), dtype=torch.float32) * token_sum_divisor
     return 1.0 / divisor_N
 
 

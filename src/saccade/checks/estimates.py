@@ -97,11 +97,11 @@ class EpisodeSize:
 
 
 def resolve_model_sizes(recipe: Recipe) -> ModelSizes:
-    """Return the sizes of the recipe's model: its folder's, its published base model's, or a tiny model's."""
+    """Return the sizes of the recipe's model: its folder's, its planned model's, or a tiny model's."""
     if recipe.model.path:
         return read_sizes(recipe.model.path)
-    if recipe.model.base_model:
-        return compute_published_sizes(recipe.model.base_model)
+    if recipe.model.planned_model:
+        return compute_published_sizes(recipe.model.planned_model)
     return compute_tiny_sizes(recipe.model.family)
 
 
@@ -111,7 +111,7 @@ def resolve_assumptions(
     """Return the recipe with its model's path resolved against `model_root` if it is there, and its videos' size."""
     if recipe.model.path and (model_root / recipe.model.path).exists():
         recipe = recipe.with_values({"model.path": str(model_root / recipe.model.path)})
-    if not recipe.model.base_model:  # planned with the synthetic videos or images
+    if not recipe.model.planned_model:  # planned with the synthetic videos or images
         side = recipe.synthetic.image.image_size if recipe.synthetic.media == "image" else recipe.synthetic.frame_size
         assumptions = replace(assumptions, video_size=(side, side))
     return recipe, assumptions

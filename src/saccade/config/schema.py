@@ -367,15 +367,17 @@ class ModelConfig(Section):
     """The checkpoint and how it is loaded."""
 
     path: str = ""  # checkpoint folder
-    # published model whose sizes the plan of tokens and memory uses, such as Qwen3-VL-8B-Instruct. Nothing is loaded
-    base_model: str = ""
+    # published model, such as Qwen3-VL-8B-Instruct, for whose sizes tokens and memory are planned while model.path is
+    # empty. Nothing is loaded
+    planned_model: str = ""
     # family of a generated tiny model, and of the memory plan. A checkpoint names its own family
     family: str = "qwen3_vl"
     device: str = "cpu"  # torch device of the trainer
     dtype: Literal["float32", "bfloat16"] = "float32"  # type of the weights and activations
     num_threads: Annotated[int, Field(ge=1, le=1024)] = 2  # CPU threads of torch
-    # training in several processes: seconds that a process waits for the others in one operation before it fails
-    process_timeout: PositiveFloat = 600.0
+    # training in several processes: seconds that a rank waits for the others in one collective operation (such as an
+    # all-reduce) before it fails
+    collective_timeout: PositiveFloat = 600.0
     # how training computes the attention of packed rows. branchwise = one call per branch, on any device; varlen = one
     # call of FlashAttention per micro-batch, on CUDA in bfloat16. Both are exact and build no mask
     attention: Literal["branchwise", "varlen"] = "branchwise"
@@ -536,9 +538,9 @@ class SftConfig(StageConfig):
     # order of the demonstrations. with_replacement = contexts are drawn at random; shuffled_epochs = each once per
     # epoch, in a new order for each epoch
     order: Literal["with_replacement", "shuffled_epochs"] = "with_replacement"
-    # largest number of demonstrations of one context that are packed together. A context is the media with a frame
-    # budget, so their prompts share a prefix
-    samples_per_context: PositiveInt = 4
+    # largest number of demonstrations of one context that are packed together. A context is a video or image with a
+    # frame budget, so their prompts share a prefix
+    demonstrations_per_media: PositiveInt = 4
     # fraction of the contexts that are drawn from auxiliary demonstrations (of sub-agents, of grid images), if there
     # are any. This key and auxiliary_warmup need order=with_replacement
     auxiliary_fraction: Fraction = 0.5
@@ -592,17 +594,17 @@ class AdvantageConfig(Section):
 class LossConfig(Section):
     """The policy loss, weighted per token by the truncated ratio of trainer to engine probability (TIS)."""
 
-    name: str = "clipped"  # name or file of the loss; clipped = PPO's ratio of tokens, gspo = ratio of sequences
+    name: str = "ppo_clip"  # name or file of the loss; ppo_clip = PPO's ratio of tokens, gspo = ratio of sequences
     # keyword arguments of the loss. clip_low, clip_high and dual_clip have no effect where the ratio is 1
     settings: dict[str, Any] = Field(default_factory=dict)
     # whose logprobs are the old ones of the ratio. trainer = the trainer's before the update, so with one update per
     # batch the ratio is exactly 1; engine = those that the engine reported
     old_logprobs: Literal["trainer", "engine"] = "trainer"
     # how token losses are averaged over a mini-batch. token_mean = every token counts the same; seq_mean_token_mean =
-    # every sequence counts the same; seq_mean_token_sum_norm = the sum of a sequence divided by sum_norm, averaged over
-    # sequences
+    # every sequence counts the same; seq_mean_token_sum_norm = the sum of a sequence divided by token_sum_divisor,
+    # averaged over sequences
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"] = "token_mean"
-    sum_norm: PositiveFloat = 256.0  # constant divisor of seq_mean_token_sum_norm, tokens
+    token_sum_divisor: PositiveFloat = 256.0  # constant divisor of seq_mean_token_sum_norm, tokens
     tis_cap: PositiveFloat | None = 2.0  # cap of the weight of tokens sampled with the current weights; null = off
     stale_tis_cap: PositiveFloat | None = 5.0  # cap of the weight of tokens sampled with older weights; null = off
     # weight of a token whose weight exceeds tis_cap. truncate = the cap; drop = 0, so the token has no loss but still
@@ -635,11 +637,19 @@ class KlConfig(Section):
 
     loss_coef: NonNegativeFloat = 0.0  # coefficient of the k3 estimate in the loss
     reward_coef: NonNegativeFloat = 0.0  # coefficient of the per-token penalty in the reward; ParaVT has 0.01
-    estimator: Literal["k1", "k3"] = "k1"  # estimator of the penalty in the reward
+    # estimator of the KL divergence in the reward; it needs reward_coef above 0. The loss always has k3
+    reward_estimator: Literal["k1", "k3"] = "k1"
     reference_device: Literal["device", "cpu"] = "device"  # where the reference weights are stored between uses
 
     @model_validator(mode="after")
-    def _check_single_coefficient(self) -> "KlConfig":
+    def _check_coefficients(self) -> "KlConfig":
+        if self.reward_estimator != "k1" and not self.reward_coef:
+            raise ConfigError(
+                f"rl.kl.reward_estimator={self.reward_estimator} has no effect with rl.kl.reward_coef=0: set "
+                "rl.kl.reward_coef above 0, or rl.kl.reward_estimator=k1, its default",
+                key="rl.kl.reward_estimator",
+                value=self.reward_estimator,
+            )
         if self.loss_coef and self.reward_coef:
             raise ConfigError(
                 f"rl.kl.loss_coef={self.loss_coef:g} and rl.kl.reward_coef={self.reward_coef:g} would count the KL "

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from saccade.config.schema import Recipe
@@ -67,7 +68,7 @@ def format_model_card(card: ModelCard) -> str:
     metadata = {
         "run": card.run,
         "step": f"{card.step} of {num_steps}, {_STAGES[card.stage]}",
-        **({"base model": recipe.model.base_model} if recipe.model.base_model else {}),
+        **({"initial weights": Path(recipe.model.path).name} if recipe.model.path else {}),
         "weights": recipe.model.dtype,
         **({"trained": adapters.format(recipe.model.lora_rank)} if recipe.model.lora_rank else {}),
         "environment": recipe.environment.name,

@@ -43,7 +43,7 @@ RESUMABLE_KEYS = (
     "alarms",
     "model.num_threads",
     "model.activation_checkpointing",
-    "model.process_timeout",
+    "model.collective_timeout",
     *(
         f"{stage}.{key}"
         for stage in ("sft", "rl")

@@ -176,7 +176,7 @@ def _weight_tokens(batches: Sequence[Batch], settings: RlConfig) -> list[Batch]:
     weight_N = compute_token_weights(
         torch.from_numpy(np.concatenate([batch.sample_N for batch in batches])),
         aggregation=settings.loss.aggregation,
-        sum_norm=settings.loss.sum_norm,
+        token_sum_divisor=settings.loss.token_sum_divisor,
     )
     parts = torch.split(weight_N, [len(batch.token_N) for batch in batches])
     return [replace(batch, weight_N=part_N.numpy()) for batch, part_N in zip(batches, parts, strict=True)]
@@ -213,7 +213,7 @@ def _apply_kl_penalty(batch: Batch, settings: KlConfig) -> Batch:
     """Subtract from each advantage `reward_coef` times the KL estimate of the rest of its sequence."""
     if not settings.reward_coef or batch.ref_logp_N is None:
         return batch
-    estimate_kl = k1 if settings.estimator == "k1" else k3
+    estimate_kl = k1 if settings.reward_estimator == "k1" else k3
     # A reward belongs to the policy that sampled the tokens, so its logprobs are the engine's.
     kl_N = estimate_kl(torch.from_numpy(batch.engine_logp_N), torch.from_numpy(batch.ref_logp_N))
     penalty_N = settings.reward_coef * compute_reward_to_go(kl_N, torch.from_numpy(batch.sample_N))

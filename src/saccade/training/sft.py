@@ -250,7 +250,7 @@ async def draw_in_epochs(
 ) -> tuple[list[TrainingSample], int]:
     """Return the samples of one step from `position` on, and the position after them.
 
-    A position counts units of up to `settings.samples_per_context` demonstrations of one context, which are packed
+    A position counts units of up to `settings.demonstrations_per_media` demonstrations of one context, which are packed
     together. Every epoch holds each demonstration once, in units and an order of its own.
     """
     seed, samples, num_tokens, num_empty_draws = components.recipe.seed, list[TrainingSample](), 0, 0
@@ -258,9 +258,9 @@ async def draw_in_epochs(
     epoch, units = -1, list[Sequence[Demonstration]]()
     while num_tokens < settings.tokens_per_step:
         if not units or position // len(units) != epoch:
-            num_units = count_units(demonstrations_by_context, settings.samples_per_context)
+            num_units = count_units(demonstrations_by_context, settings.demonstrations_per_media)
             epoch = position // num_units
-            units = shuffle_units(demonstrations_by_context, settings.samples_per_context, seed=seed, epoch=epoch)
+            units = shuffle_units(demonstrations_by_context, settings.demonstrations_per_media, seed=seed, epoch=epoch)
         new_samples = await _replay(components, units[position % len(units)], rollout_context)
         num_empty_draws = 0 if new_samples else num_empty_draws + 1
         require_samples(num_empty_draws)
@@ -296,7 +296,7 @@ async def draw_samples(
     *,
     auxiliary_fraction: float,
 ) -> list[TrainingSample]:
-    """Draw random contexts, up to `settings.samples_per_context` demonstrations of each, for one step's tokens.
+    """Draw random contexts, up to `settings.demonstrations_per_media` demonstrations of each, for one step's tokens.
 
     A fraction `auxiliary_fraction` of the contexts is auxiliary, if there are any. Tokens are counted as packed: a
     shared prefix counts once.
@@ -308,7 +308,7 @@ async def draw_samples(
     while num_tokens < settings.tokens_per_step:
         is_auxiliary = not main or (auxiliary and rng.random() < auxiliary_fraction)
         group = demonstrations_by_context[rng.choice(auxiliary if is_auxiliary else main)]
-        chosen = rng.sample(group, min(len(group), settings.samples_per_context))
+        chosen = rng.sample(group, min(len(group), settings.demonstrations_per_media))
         new_samples = await _replay(components, chosen, rollout_context)
         num_empty_draws = 0 if new_samples else num_empty_draws + 1
         require_samples(num_empty_draws)

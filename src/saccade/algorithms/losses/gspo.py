@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from saccade.algorithms.losses.clipped import clip_surrogate
+from saccade.algorithms.losses.ppo_clip import clip_surrogate
 from saccade.algorithms.ratios import compute_sequence_ratio
 from saccade.config.schema import DualClip, NonNegativeFloat
 
@@ -17,10 +17,10 @@ def gspo(
     clip_high: NonNegativeFloat = 4e-4,  # the ratio is clipped above 1 + clip_high
     dual_clip: DualClip | None = None,  # bound of the loss of a negative advantage, as a factor of it; null = none
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of `clipped` with each token's sequence ratio; the defaults are the published clip range.
+    """Return the loss of `ppo_clip` with each token's sequence ratio; the defaults are the published clip range.
 
-    With one update per batch and `rl.loss.old_logprobs: trainer` the ratio is exactly 1, as in `clipped`: both have the
-    same loss and gradient. With `rl.loss.aggregation: seq_mean_token_mean`, loss and gradient are those of the paper's
-    equation 5.
+    With one update per batch and `rl.loss.old_logprobs: trainer` the ratio is exactly 1, as in `ppo_clip`: both have
+    the same loss and gradient. With `rl.loss.aggregation: seq_mean_token_mean`, loss and gradient are those of the
+    paper's equation 5.
     """
     return clip_surrogate(compute_sequence_ratio(logp_N, old_logp_N, seq_N), adv_N, clip_low, clip_high, dual_clip)

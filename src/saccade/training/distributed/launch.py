@@ -50,7 +50,7 @@ def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
         return
     with convert_errors(RunError, "the training processes can't connect", key="torchrun"):
         store, rank, world_size = next(rendezvous("env://"))
-        device_type, timeout = torch.device(settings.device).type, timedelta(seconds=settings.process_timeout)
+        device_type, timeout = torch.device(settings.device).type, timedelta(seconds=settings.collective_timeout)
         if device_type == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         distributed.init_process_group(

@@ -7,7 +7,7 @@ from saccade.algorithms.ratios import compute_token_ratio
 from saccade.config.schema import DualClip, NonNegativeFloat
 
 
-def clipped(
+def ppo_clip(
     logp_N: Tensor,
     old_logp_N: Tensor,
     adv_N: Tensor,
@@ -29,7 +29,7 @@ def clipped(
 def clip_surrogate(
     ratio_N: Tensor, adv_N: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of `clipped` for any ratio, and its statistics."""
+    """Return the loss of `ppo_clip` for any ratio, and its statistics."""
     # The larger loss of both, so that leaving the interval is never rewarded.
     bounded_N = ratio_N.clamp(1 - clip_low, 1 + clip_high)
     loss_N = torch.maximum(-adv_N * ratio_N, -adv_N * bounded_N)
