@@ -143,7 +143,7 @@ class Training:
                 f"engine.settings={{servers: [{urls}], retry_backoff: 0.1, max_retries: 8, request_timeout: 5}}",
             ]
         if self.num_ray_workers:
-            settings += ["rollouts.launcher=ray", 'media.folder=""']
+            settings += ["rollouts.executor=ray", 'media.folder=""']
             settings += [f"rollouts.ray={{workers: {self.num_ray_workers}}}"]
         options = ["--out", str(self.folder), "--model", str(self.base / "model"), "--data", str(self.base / "data")]
         options += ["--resume"] if is_resumed else []

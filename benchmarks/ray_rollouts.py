@@ -33,7 +33,7 @@ from saccade.data.synthetic.video_writer import write_video
 from saccade.models.tiny import make_tiny_model
 from saccade.rollouts.collect import collect
 from saccade.rollouts.components import RolloutComponents
-from saccade.rollouts.ray.launcher import connect_launcher
+from saccade.rollouts.ray.executor import connect_executor
 from saccade.types import AnswerType, EpisodeStatus, Media, MediaKind, Task
 
 WIDTH, HEIGHT, FPS, NUM_FRAMES = 480, 270, 10.0, 200
@@ -61,7 +61,7 @@ def make_recipe(model: Path, workers: int) -> Recipe:
     overrides += [f"environment.settings.{setting}" for setting in environment]
     if workers:
         ray = {"workers": workers, "pin_cpus": True, "max_episodes": 64}
-        overrides += ["rollouts.launcher=ray", *(f"rollouts.ray.{name}={value}" for name, value in ray.items())]
+        overrides += ["rollouts.executor=ray", *(f"rollouts.ray.{name}={value}" for name, value in ray.items())]
     return load_recipe("tiny/pyvision_video", overrides)
 
 
@@ -108,7 +108,7 @@ async def measure(
     """Collect a group per task of each warm-up, then of `tasks`; return the seconds (see above) of the latter."""
     components = RolloutComponents.from_recipe(recipe)
     components.media.generated_dir = str(folder / "images")
-    components = connect_launcher(components, folder)
+    components = connect_executor(components, folder)
 
     async def run(tasks: Sequence[Task], group_size: int) -> None:
         groups = await collect(
@@ -117,7 +117,7 @@ async def measure(
             components.build_context(seed=0),
             group_size=group_size,
             score_fn=components.score_fn,
-            launcher=components.launcher,
+            executor=components.executor,
         )
         episodes = [member.episode for group in groups for member in group.episodes]
         assert len(episodes) == len(tasks) * group_size
@@ -127,7 +127,7 @@ async def measure(
     try:
         for warm_up in warm_ups:
             await run(warm_up, 1)
-            while components.launcher and components.launcher.pop_metrics()["workers/up"] < recipe.rollouts.ray.workers:
+            while components.executor and components.executor.pop_metrics()["workers/up"] < recipe.rollouts.ray.workers:
                 await asyncio.sleep(0.1)  # the first worker that is up runs the first groups
         workers, (ours, machine), started = read_worker_seconds(), read_cpu_seconds(), time.perf_counter()
         await run(tasks, group_size)

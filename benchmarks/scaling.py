@@ -59,7 +59,7 @@ def make_recipe(folder: Path, run: Path, chosen: Any, mode: str, workers: int, s
         "environment.settings.max_context_tokens=2000",
         f"rl={{steps: {chosen.steps}, save_every: {chosen.steps}, prompts_per_step: {chosen.prompts}}}",
         f"rl={{group_size: {chosen.group_size}, filters: {{reward_std: null, statuses: null}}}}",
-        "rollouts.launcher=ray",
+        "rollouts.executor=ray",
         'media.folder=""',
         f"rollouts.ray={{workers: {workers}, max_episodes: {chosen.group_size}, cpus_per_worker: 0, "
         "lease_timeout: 600}",
@@ -118,7 +118,7 @@ def compare(chosen: Any, folder: Path) -> list[dict[str, Any]]:
 
 def simulate_clusters(name: str, assumptions: PlanAssumptions, workers: int) -> list[ClusterPlan]:
     """Simulate the best split of clusters of 1 to 1,024 GPUs, without those that are too small."""
-    settings = ["rollouts.launcher=ray", f"rollouts.ray.workers={workers}"] if workers > 1 else []
+    settings = ["rollouts.executor=ray", f"rollouts.ray.workers={workers}"] if workers > 1 else []
     planner = ClusterPlanner(load_recipe(name, settings), assumptions)
     found = [planner.find_best_split(2**power) for power in range(11)]
     return [plan for plan in found if isinstance(plan, ClusterPlan)]

@@ -99,10 +99,10 @@ def vllm_server(tmp_path_factory):
     """
     from commands import free_port
 
-    from saccade.engines.remote.launcher import LaunchConfig, ServerProcess
+    from saccade.engines.remote.server_process import ServerProcess, ServerProcessConfig
     from saccade.models.tiny import make_tiny_model
 
-    class Extended(LaunchConfig):
+    class Extended(ServerProcessConfig):
         def build_environment(self):
             # Without compilation, which --enforce-eager leaves to the sampler, it starts half a minute sooner.
             more = {"PYTHONPATH": str(Path(__file__).parent / "engines" / "in_vllm"), "TORCHDYNAMO_DISABLE": "1"}

@@ -42,7 +42,7 @@ COSTS = StageCosts(
 )
 WORKLOAD = Workload(
     groups_per_round=6,
-    launched_per_round=6,
+    started_per_round=6,
     rounds_per_step=1,
     group_size=4,
     prompts=[Conversation(prompt_tokens=400, num_frames=8), Conversation(prompt_tokens=900, num_frames=16)],
@@ -65,7 +65,7 @@ MODES = {
     "barrier": {"max_staleness": 2},
     "streaming": {"max_staleness": 2, "is_streaming": True},
     "truncate": {"max_staleness": 2, "is_streaming": True, "waits_for_stale": False},
-    "over-provisioned": {"launched_per_round": 9},
+    "over-provisioned": {"started_per_round": 9},
     "rounds": {"rounds_per_step": 3},
 }
 
@@ -112,7 +112,7 @@ def test_a_step_by_hand():
         WORKLOAD,
         group_size=2,
         groups_per_round=1,
-        launched_per_round=1,
+        started_per_round=1,
         tool_turns=1.0,
         reply_tokens=LogNormal(mean=10.0),
     )

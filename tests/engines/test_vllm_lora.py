@@ -9,7 +9,7 @@ from commands import free_port
 from test_ray_runs import RAY, Command, assert_trained_on_sampled_tokens
 
 from saccade.config.schema import ModelConfig
-from saccade.engines.remote.launcher import LaunchConfig, ServerProcess
+from saccade.engines.remote.server_process import ServerProcess, ServerProcessConfig
 from saccade.engines.vllm import Vllm
 from saccade.ledger import ImageRef, Ledger
 from saccade.models.backbone import Backbone
@@ -21,7 +21,7 @@ from saccade.types import GenerationRequest, Message, SamplingParams
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 
-class EagerConfig(LaunchConfig):
+class EagerConfig(ServerProcessConfig):
     def build_environment(self):
         return {**super().build_environment(), "TORCHDYNAMO_DISABLE": "1"}  # nothing is compiled
 

@@ -22,8 +22,8 @@ from saccade.config.schema import RewardTerm
 from saccade.errors import BrokenEngineError, ConfigError, RunError
 from saccade.rollouts.collect import collect
 from saccade.rollouts.components import RolloutComponents
-from saccade.rollouts.ray import launcher
-from saccade.rollouts.ray.launcher import LOG_FILE, check_launcher, connect_launcher
+from saccade.rollouts.ray import executor
+from saccade.rollouts.ray.executor import LOG_FILE, check_executor, connect_executor
 from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.types import AnswerType, EpisodeStatus, Media, MediaKind, Task
 from saccade.utils.jsonl import encode_json_line
@@ -105,15 +105,15 @@ def read_processes(folder, name):
 
 
 def run_on_ray(recipe, folder, tasks, address, *, ray=None, **options):
-    values = {"rollouts.launcher": "ray", "rollouts.ray.address": address, "rollouts.ray.cpus_per_worker": 1.0}
+    values = {"rollouts.executor": "ray", "rollouts.ray.address": address, "rollouts.ray.cpus_per_worker": 1.0}
     return run_groups(recipe.with_values({**values, **(ray or {})}), folder, tasks, **options)
 
 
 def run_groups(recipe, folder, tasks, *, body=None, **options):
-    """Collect a group per task; return the groups and the launcher's metrics."""
+    """Collect a group per task; return the groups and the executor's metrics."""
     components = RolloutComponents.from_recipe(recipe)
     components.media.generated_dir = str(folder / "images")
-    components = connect_launcher(components, folder)
+    components = connect_executor(components, folder)
 
     async def run():
         try:
@@ -124,11 +124,11 @@ def run_groups(recipe, folder, tasks, *, body=None, **options):
                 group_size=GROUP_SIZE,
                 score_fn=components.score_fn,
                 epochs=7,
-                launcher=components.launcher,
+                executor=components.executor,
                 **options,
             )
             more = await body(components) if body else None
-            return groups, components.launcher.pop_metrics() if components.launcher else {}, more
+            return groups, components.executor.pop_metrics() if components.executor else {}, more
         finally:
             await components.engine.close()
 
@@ -191,7 +191,7 @@ def test_workers_follow_weight_syncs_cancellations_and_errors(cluster, tiny_fold
     log = tmp_path / "log"
 
     async def body(components):
-        settings = {"group_size": GROUP_SIZE, "score_fn": components.score_fn, "launcher": components.launcher}
+        settings = {"group_size": GROUP_SIZE, "score_fn": components.score_fn, "executor": components.executor}
         given = components.environments, components.build_context(seed=3)
         await components.engine.sync_weights(None, 5)
         assert list_versions(await collect(tasks[:1], *given, **settings)) == {5}
@@ -227,7 +227,7 @@ def test_workers_follow_weight_syncs_cancellations_and_errors(cluster, tiny_fold
 
         with raises(ConfigError, key="environment.name"):
             await collect([replace(tasks[0], question="explode")], *given, **settings)
-        return components.launcher.pop_metrics()
+        return components.executor.pop_metrics()
 
     recipe = make_recipe(tiny_folder, tmp_path, latency=0.2)
     groups, _, metrics = run_on_ray(recipe, tmp_path, tasks, cluster.address, body=body)
@@ -294,13 +294,13 @@ def test_a_group_that_kills_its_workers_ends_the_run(cluster, tiny_folder, tasks
 
 
 def test_engines_that_workers_can_not_sample_from_are_refused(tiny_folder, monkeypatch):
-    recipe = load_recipe("tiny/pyvision_image", [f"model.path={tiny_folder}", "rollouts.launcher=ray"])
-    with raises(ConfigError, key="rollouts.launcher", value="local"):
-        check_launcher(recipe)
+    recipe = load_recipe("tiny/pyvision_image", [f"model.path={tiny_folder}", "rollouts.executor=ray"])
+    with raises(ConfigError, key="rollouts.executor", value="local"):
+        check_executor(recipe)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with raises(ConfigError, key="rollouts.launcher", value="ray"):
-        check_launcher(recipe.with_values({"engine.name": "vllm"}))
-    check_launcher(recipe.with_values({"rollouts.launcher": "local"}))
+    with raises(ConfigError, key="rollouts.executor", value="ray"):
+        check_executor(recipe.with_values({"engine.name": "vllm"}))
+    check_executor(recipe.with_values({"rollouts.executor": "local"}))
 
 
 @pytest.mark.slow
@@ -308,7 +308,7 @@ def test_engines_that_workers_can_not_sample_from_are_refused(tiny_folder, monke
 def test_a_cluster_that_was_never_reached_ends_the_run_soon(tiny_folder, tasks, tmp_path, address, monkeypatch):
     pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # of `auto`
-    monkeypatch.setattr(launcher, "_FIRST_CONNECTION_SECONDS", 0.1)
+    monkeypatch.setattr(executor, "_FIRST_CONNECTION_SECONDS", 0.1)
     with raises(BrokenEngineError, key="rollouts.ray.address", value=address):
         run_on_ray(make_recipe(tiny_folder, tmp_path), tmp_path, tasks[:1], address)
 

@@ -21,7 +21,7 @@ def require(target, *names):
     return target
 def find_worker():
     import gc
-    found = [o for o in gc.get_objects() if type(o).__name__ == 'Worker']
+    found = [o for o in gc.get_objects() if type(o).__name__ == 'SandboxWorker']
     return require(found[0] if found else None, '_nonce', '_images_left', '_next_image', '_run_cell')
 """
 

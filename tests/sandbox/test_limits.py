@@ -612,7 +612,7 @@ def test_the_bytes_of_shown_images_are_bounded_per_episode(server):
 
 
 def test_a_worker_that_exceeds_the_bytes_of_shown_images_is_replaced(server):
-    code = "import gc\n(worker,) = [o for o in gc.get_objects() if type(o).__name__ == 'Worker']\n"
+    code = "import gc\n(worker,) = [o for o in gc.get_objects() if type(o).__name__ == 'SandboxWorker']\n"
     code += "print('so far'); worker._image_bytes_left = 10**9\nfor _ in range(2): Image.new('L', (600, 600)).show()"
     result = run_code(server, code, Limits(timeout=PATIENCE, images_mib=2))
     assert (result.failure_reason, result.text, len(result.images)) == (FailureReason.PROTOCOL, "so far\n", 1)

@@ -469,9 +469,9 @@ def test_records_name_what_became_of_an_episode(workspace):
         (1.5, 1.25, 8, (12, 15)),
     ],
 )
-def test_over_provision_launches_more_groups_than_required(oversample, over_provision, num_missing, counts):
+def test_over_provision_starts_more_groups_than_required(oversample, over_provision, num_missing, counts):
     settings = SelectionConfig(oversample=oversample, over_provision=over_provision)
-    assert settings.compute_launch_counts(num_missing) == counts
+    assert settings.compute_start_counts(num_missing) == counts
 
 
 def test_num_tokens_counts_all_conversations(workspace):

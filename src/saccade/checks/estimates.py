@@ -345,14 +345,14 @@ def _require_plannable(num_groups: int, group_size: int, episode: EpisodeSize) -
 
 
 def estimate_rollouts(recipe: Recipe, episode: EpisodeSize) -> RolloutCost:
-    """Estimate the rollouts that an RL step launches: more than it trains, if it oversamples or over-provisions.
+    """Estimate the rollouts that an RL step starts: more than it trains, if it oversamples or over-provisions.
 
     These are the rounds that fill a step if every group passes the filters. A group's greedy episode, if the advantage
     estimator needs one, is one of its episodes.
     """
     group_size = recipe.rl.group_size + needs_baseline_episode(recipe.rl.advantage)
-    num_collected, num_launched = recipe.rl.selection.compute_launch_counts(recipe.rl.prompts_per_step)
-    num_groups = num_launched * math.ceil(recipe.rl.prompts_per_step / num_collected)
+    num_collected, num_started = recipe.rl.selection.compute_start_counts(recipe.rl.prompts_per_step)
+    num_groups = num_started * math.ceil(recipe.rl.prompts_per_step / num_collected)
     _require_plannable(num_groups, group_size, episode)
     prompts = episode.assign_frame_budgets(num_groups)
     children = [episode.sub_agent] * (num_groups * group_size * episode.num_sub_agents) if episode.sub_agent else []

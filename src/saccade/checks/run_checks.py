@@ -54,7 +54,7 @@ from saccade.rollouts.components import (
     resolve_tool_settings,
     uses_chat_engine,
 )
-from saccade.rollouts.ray.launcher import check_launcher
+from saccade.rollouts.ray.executor import check_executor
 from saccade.training import rl as rl_training
 from saccade.training.checkpoint import count_kept_checkpoints, is_saved, list_checkpoints
 from saccade.types import Demonstration, Media, MediaKind, Task
@@ -185,7 +185,7 @@ def list_recipe_checks(recipe: Recipe, stages: Collection[str]) -> list[Check]:
             ", ".join((recipe.environment.name, *environments)),
         ),
         Check("engine", bind(_check_engine, recipe, stages), recipe.engine.name),
-        Check("launcher", bind(check_launcher, recipe), recipe.rollouts.launcher, requires=("engine",)),
+        Check("executor", bind(check_executor, recipe), recipe.rollouts.executor, requires=("engine",)),
         Check("rewards", bind(_check_rewards, recipe, stages), f"{', '.join(recipe.rewards)}{unmarked}"),
         Check("algorithms", bind(rl_training.check_algorithms, recipe.rl), ", ".join(algorithms)),
         Check("family", bind(plugins.load, "chat.families", model.family), model.family),

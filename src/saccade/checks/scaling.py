@@ -118,7 +118,7 @@ class ClusterPlanner:
     def simulate(self, trainer_gpus: int, servers: int) -> ClusterPlan:
         """Simulate a cluster that fits. Raises ConfigError if a server can't hold a conversation."""
         micro_steps, num_tokens = list_micro_step_tokens(self._training, trainer_gpus)
-        workers = self._recipe.rollouts.ray if self._recipe.rollouts.launcher == "ray" else None
+        workers = self._recipe.rollouts.ray if self._recipe.rollouts.executor == "ray" else None
         # A run's rows are shorter than the longest ones of the plan.
         packed_share = self._workload.packed_tokens / self._training.packed_tokens
         cluster = Cluster(
@@ -196,7 +196,7 @@ def build_workload(
 ) -> Workload:
     """Describe a step of the recipe; a usual reply (`--reply`) has a long tail, the longest reply has none."""
     rl, longest = recipe.rl, episode.longest
-    num_collected, num_launched = rl.selection.compute_launch_counts(rl.prompts_per_step)
+    num_collected, num_started = rl.selection.compute_start_counts(rl.prompts_per_step)
     num_calls = episode.max_turns * episode.calls_per_turn
     max_tokens = recipe.sampling.max_tokens
     reply = LogNormal(mean=longest.sampled_tokens / (episode.max_turns + 1))
@@ -208,7 +208,7 @@ def build_workload(
         sub_agent = Conversation(prompt_tokens=prompt_tokens, num_frames=num_frames)
     return Workload(
         groups_per_round=num_collected,
-        launched_per_round=num_launched,
+        started_per_round=num_started,
         rounds_per_step=math.ceil(rl.prompts_per_step / num_collected),
         group_size=rl.group_size,
         prompts=[

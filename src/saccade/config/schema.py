@@ -131,16 +131,16 @@ class SelectionConfig(Section):
     # they are drawn again in the next epoch; requeue = they are drawn again next
     surplus: Literal["discard", "requeue"] = "discard"
 
-    def compute_launch_counts(self, num_missing: int) -> tuple[int, int]:
+    def compute_start_counts(self, num_missing: int) -> tuple[int, int]:
         """Return how many groups a round collects if `num_missing` are missing, and how many it starts.
 
-        >>> SelectionConfig(oversample=1.5, over_provision=1.25).compute_launch_counts(2)
+        >>> SelectionConfig(oversample=1.5, over_provision=1.25).compute_start_counts(2)
         (3, 4)
         """
         num_collected = self.round_size or round(num_missing * self.oversample)
-        return num_collected, self.compute_num_launched(num_collected)
+        return num_collected, self.compute_num_started(num_collected)
 
-    def compute_num_launched(self, num_collected: int) -> int:
+    def compute_num_started(self, num_collected: int) -> int:
         """Return how many groups are started if `num_collected` must end."""
         # Round up, or over-provisioning few groups would start no extra one; 10 * 1.1 is slightly more than 11.
         return math.ceil(round(num_collected * self.over_provision, 6))
@@ -441,7 +441,7 @@ class MediaConfig(Section):
 
     memory_bytes: NonNegativeInt = 2**31  # bytes of pixels that a process keeps in memory
     # folder of a store of decoded pixels, which processes and runs share; it may be on a shared file system. "" = no
-    # store. null = no store either, except with rollouts.launcher=ray: each node then has the store saccade-media-UID
+    # store. null = no store either, except with rollouts.executor=ray: each node then has the store saccade-media-UID
     # in its folder of temporary files, which fills at most half of the free space. There is no other default, because
     # the pixels of a long video take more space than the video
     folder: str | None = None
@@ -481,8 +481,8 @@ class RolloutsConfig(Section):
     """Where episodes run."""
 
     # local = in the process of the trainer or the evaluation; ray = in workers of a Ray cluster
-    launcher: Literal["local", "ray"] = "local"
-    ray: RayConfig = RayConfig()  # settings of the launcher ray
+    executor: Literal["local", "ray"] = "local"
+    ray: RayConfig = RayConfig()  # settings of the executor ray
 
 
 class OptimizerConfig(Section):

@@ -29,7 +29,7 @@ from saccade.media.relocation import map_media_paths
 from saccade.media.subtitles import list_media_files
 from saccade.metrics.episode_metrics import get_accuracy, has_failed, is_undecided
 from saccade.protocols import Context, Environment, EnvironmentFactory, ScoreFn, SelectEnvironment
-from saccade.rollouts.collect import Launcher, collect
+from saccade.rollouts.collect import RolloutExecutor, collect
 from saccade.types import Group, SamplingParams, ScoredEpisode, Task, UngradedEpisode
 from saccade.utils.files import convert_file_errors, create_folder
 from saccade.utils.hashing import compute_digest
@@ -96,7 +96,7 @@ async def evaluate(
     subset: Subset = FULL_SET,
     max_concurrency: int = 512,
     on_progress: Callable[[Progress], None] | None = None,
-    launcher: Launcher | None = None,
+    executor: RolloutExecutor | None = None,
 ) -> list[ScoredEpisode]:
     """Return `settings.num_samples` scored episodes per task, in the order of tasks and samples.
 
@@ -104,7 +104,7 @@ async def evaluate(
     `results_path`. `context.seed` is the evaluation's seed; `settings` replace the temperature and the frame budget of
     `context` and can disable the environment's tools. `identity` holds what else the results depend on, such as the
     weights, by name; `benchmark` is the name that the lines record. `on_progress` is called at the start and after
-    every finished group; `launcher` decides where episodes run. A failed episode is among the results, with its error
+    every finished group; `executor` decides where episodes run. A failed episode is among the results, with its error
     and an accuracy of 0; one that could not be graded is left out (`read_ungraded_episodes`). A rerun repeats both.
     Media paths below `root` are stored relative to the results file, so that both may be moved.
 
@@ -161,7 +161,7 @@ async def evaluate(
         frame_budgets=[budgets[task.id] for task, _ in missing],
         max_concurrency=max_concurrency,
         on_group_done=append_group,
-        launcher=launcher,
+        executor=executor,
     )
     if not missing:
         return _list_scored(items, finished)

@@ -10,7 +10,7 @@ An episode waits for the engine and its own tools, never for a sibling; a group 
 runs between passes of the engine; rewards that wait (for a judge, a process) wait concurrently, and only their own
 group waits for them. An exception (a setting or a task that the user must fix) cancels every group and is raised.
 
-Episodes run in this process, or where a launcher runs them, such as workers of a Ray cluster (`rollouts/ray`). Workers
+Episodes run in this process, or where an executor runs them, such as workers of a Ray cluster (`rollouts/ray`). Workers
 may grade single episodes, too; rewards of groups are computed here.
 """
 
@@ -29,7 +29,7 @@ from saccade.utils.async_utils import gather_or_cancel, run_until
 from saccade.utils.hashing import derive_seed
 
 
-class Launcher(Protocol):
+class RolloutExecutor(Protocol):
     """Runs the episodes of groups in other processes."""
 
     async def run_episodes(
@@ -79,11 +79,11 @@ async def collect(
     on_group_done: Callable[[int, Group], None] | None = None,
     on_discarded: Callable[[Episode], None] = lambda episode: None,
     run_fn: RunEpisode = run_episode,
-    launcher: Launcher | None = None,
+    executor: RolloutExecutor | None = None,
 ) -> list[Group]:
     """Return a group of `group_size` scored episodes per task, in task order; `run_fn` runs each episode.
 
-    `launcher` decides where: by default in this process.
+    `executor` decides where: by default in this process.
 
     `with_baseline` adds a greedy episode (temperature 0) to each group, as its `baseline`. If that can't be graded,
     neither are the group's episodes.
@@ -129,7 +129,7 @@ async def collect(
                 on_done=partial(finish_group, index),
                 on_discarded=on_discarded,
                 run_fn=run_fn,
-                launcher=launcher,
+                executor=executor,
             )
         )
         for index, task in enumerate(tasks)
@@ -150,7 +150,7 @@ async def run_group(
     with_baseline: bool = False,
     on_discarded: Callable[[Episode], None] = lambda episode: None,
     run_fn: RunEpisode = run_episode,
-    launcher: Launcher | None = None,
+    executor: RolloutExecutor | None = None,
 ) -> Group:
     """Run one episode per context, started together, in order, and score them; see `collect`.
 
@@ -160,11 +160,11 @@ async def run_group(
         *contexts, last = contexts
         contexts += [replace(last, sampling=replace(last.sampling, temperature=0.0))]
     async with semaphore:
-        if launcher is None:
+        if executor is None:
             episode_tasks = [asyncio.create_task(run_fn(task, make_environment, ctx)) for ctx in contexts]
             sampled, graded = await await_episodes(episode_tasks, on_discarded), None
         else:
-            sampled, graded = await launcher.run_episodes(
+            sampled, graded = await executor.run_episodes(
                 task, make_environment, contexts, run_fn=run_fn, on_discarded=on_discarded
             )
 

@@ -14,7 +14,7 @@ from saccade.errors import ConfigError, convert_errors
 from saccade.media.cache import CachingMediaLoader
 from saccade.protocols import NOT_TRAINABLE_MESSAGE, ChatEngine, Context, Engine, Renderer, ScoreFn
 from saccade.rewards.compose import compose_rewards, select_episode_rewards
-from saccade.rollouts.collect import Launcher
+from saccade.rollouts.collect import RolloutExecutor
 from saccade.types import SamplingParams
 from saccade.utils.async_utils import PausableClock
 
@@ -33,7 +33,7 @@ class RolloutComponents:
     environments: TaskEnvironments  # called with a task: what makes its environments
     score_fn: ScoreFn  # scores the episodes of a task
     clock: PausableClock = field(default_factory=PausableClock)  # for the deadlines of all episodes
-    launcher: Launcher | None = None  # where episodes run; None: in this process
+    executor: RolloutExecutor | None = None  # where episodes run; None: in this process
 
     @staticmethod
     def from_recipe(recipe: Recipe, *, verifies_weights: bool = True) -> "RolloutComponents":
@@ -45,7 +45,7 @@ class RolloutComponents:
         if "backbone" in inspect.signature(plugins.load("engines", recipe.engine.name)).parameters:
             return TrainingComponents.from_recipe(recipe)
         environments, score_fn = TaskEnvironments.from_recipe(recipe), compose_task_rewards(recipe)
-        media = CachingMediaLoader.from_config(recipe.media, is_shared=recipe.rollouts.launcher == "ray")
+        media = CachingMediaLoader.from_config(recipe.media, is_shared=recipe.rollouts.executor == "ray")
         dependencies: dict[str, Any] = {"media": media, "context_length": environments.max_context_tokens}
         if uses_chat_engine(recipe):
             engine = _build_engine(recipe, **dependencies)
@@ -110,7 +110,7 @@ class TrainingComponents(RolloutComponents):
         samples_here = "backbone" in inspect.signature(plugins.load("engines", recipe.engine.name)).parameters
         needs_copy = load_backbone is not None and samples_here
         is_inline = samples_here and backbone.device.type == "cpu"
-        uses_ray = recipe.rollouts.launcher == "ray"
+        uses_ray = recipe.rollouts.executor == "ray"
         media = CachingMediaLoader.from_config(recipe.media, is_inline=is_inline, is_shared=uses_ray)
         engine = _build_engine(
             recipe,

@@ -36,7 +36,7 @@ from saccade.metrics.episode_metrics import has_failed
 from saccade.models.checkpoint_files import compute_checkpoint_digest, verify_model_files
 from saccade.protocols import ScoreFn
 from saccade.rollouts.components import apply_evaluation_settings, uses_chat_engine
-from saccade.rollouts.ray.launcher import connect_launcher
+from saccade.rollouts.ray.executor import connect_executor
 from saccade.runs.pipeline import (
     IMAGES_FOLDER,
     connect_server,
@@ -106,7 +106,7 @@ def evaluate(
             prepare()
             components = load_components(recipe, checkpoint)
             components.media.generated_dir = str(folder.resolve() / IMAGES_FOLDER)
-            components = connect_launcher(components, folder, has_rewards=named_score_fn is None)
+            components = connect_executor(components, folder, has_rewards=named_score_fn is None)
             work = evaluation_runner.evaluate(
                 tasks,
                 environments=components.environments,
@@ -116,7 +116,7 @@ def evaluate(
                 benchmark=benchmark,
                 max_concurrency=max_concurrency,
                 on_progress=on_progress,
-                launcher=components.launcher,
+                executor=components.executor,
                 **evaluation,
             )
             scored = run_and_close(components, work)

@@ -41,7 +41,7 @@ from saccade.rollouts.components import (
     remove_rewards,
     uses_chat_engine,
 )
-from saccade.rollouts.ray.launcher import connect_launcher
+from saccade.rollouts.ray.executor import connect_executor
 from saccade.runs.run_folder import RESUMABLE_KEYS, Run
 from saccade.runs.run_lock import TRAINING, RunLock
 from saccade.runs.validation import (
@@ -557,7 +557,7 @@ def _train_stage(
 
     components.backbone.max_micro_batch_tokens = read_token_limit(folder)
     components.media.generated_dir = str(resolve_path(folder) / IMAGES_FOLDER)
-    components = connect_launcher(components, folder)
+    components = connect_executor(components, folder)
     trace = _plan_trace(stage_name, recipe, run, last, profile_step)
     run.cut_metrics((stage_name, f"{stage_name}{STAGE_SUFFIX}"), last.step if last else 0)
     run.mark_begun(stage_name)

@@ -153,7 +153,7 @@ class Validation:
             score_fn=self.components.score_fn,
             frame_budgets=[budgets[task.id] for task in self.tasks],
             max_concurrency=settings.max_concurrency,
-            launcher=self.components.launcher,
+            executor=self.components.executor,
         )
 
     def _build_records(self, mode: str, step: int, groups: Sequence[Group]) -> list[RolloutRecord]:

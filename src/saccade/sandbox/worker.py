@@ -95,7 +95,7 @@ class SharedImage(Image.Image):
         return super().load()
 
 
-class Worker:
+class SandboxWorker:
     """One interpreter and its connection to the host."""
 
     def __init__(self, host_fd: int, limits: Limits, seed: int, shared_fds: Sequence[int] = ()) -> None:

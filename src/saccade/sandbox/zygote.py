@@ -1,6 +1,6 @@
 """The fork server: imports the libraries once and forks one jailed worker per episode; it never holds task data.
 
-    host ──limits, status socket──> zygote ──fork──> worker: enter_jail, then Worker.serve
+    host ──limits, status socket──> zygote ──fork──> worker: enter_jail, then SandboxWorker.serve
       ^                                │                │
       └──── status socket: exit status ┘      at first: pidfd, socket, stdout
 
@@ -250,6 +250,6 @@ def _run_worker(jail_config: jail.JailConfig, request_fd: int) -> NoReturn:
             header = protocol.Header(protocol.MessageKind.DONE, status, payload_size=len(message))
             os.write(jail.HOST_FD, header.pack() + message)
             os._exit(1)
-        worker.Worker(jail.HOST_FD, limits, request["seed"], shared_fds).serve()
+        worker.SandboxWorker(jail.HOST_FD, limits, request["seed"], shared_fds).serve()
     finally:
         os._exit(protocol.BROKEN_EXIT_CODE)

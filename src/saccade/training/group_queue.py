@@ -84,7 +84,7 @@ class GroupQueue:
         self._version, self._step = version, next_step - 1  # the step that takes groups, or took them last
         self.num_surplus_videos = 0  # since the last batch
         self._num_needed = 0  # groups that this step waits for
-        self._num_per_step, _ = settings.selection.compute_launch_counts(settings.prompts_per_step)
+        self._num_per_step, _ = settings.selection.compute_start_counts(settings.prompts_per_step)
         max_groups = max(_MAX_EPISODES_IN_PROGRESS // settings.group_size, 1)
         self._max_in_progress = settings.max_groups_in_progress or max_groups
         self._semaphore = asyncio.Semaphore(self._max_in_progress)  # for groups that start together
@@ -236,9 +236,9 @@ class GroupQueue:
         num_required = num_missing or self._num_per_step
         if self._in_progress or num_required > num_places or (is_full and not num_missing):
             return 0
-        num_launched = settings.selection.compute_num_launched(num_required)
-        self._num_spare = num_launched - num_required
-        return num_launched
+        num_started = settings.selection.compute_num_started(num_required)
+        self._num_spare = num_started - num_required
+        return num_started
 
     def _start_group(self) -> None:
         if not self._prompts:

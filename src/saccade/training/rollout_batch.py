@@ -93,7 +93,7 @@ async def collect_batch(
     progress = _Progress.start(tasks, prompt_sampler, settings)
     while progress.may_collect(settings):
         if group_queue is not None:
-            num_required, _ = settings.selection.compute_launch_counts(progress.selection.num_missing)
+            num_required, _ = settings.selection.compute_start_counts(progress.selection.num_missing)
             progress.add_round(await group_queue.take(step, num_required), settings, step)
             continue
         prompt_indices, num_required = progress.take_prompts(components)
@@ -156,7 +156,7 @@ async def collect_batch(
         "episodes/cancelled": float(_count_episodes(settings) * num_cancelled - len(discarded)),
         "episodes/discarded": float(len(discarded)),
         "sampling_rounds": float(progress.num_rounds),
-        **(components.launcher.pop_metrics() if components.launcher else {}),
+        **(components.executor.pop_metrics() if components.executor else {}),
         **(group_queue.metrics if group_queue is not None else {}),
         **({"prompts/surplus_videos": float(num_surplus_videos)} if has_video_limit else {}),
     }
@@ -222,9 +222,9 @@ class _Progress:
 
     def take_prompts(self, components: TrainingComponents) -> tuple[list[int], int]:
         """Return the indices of a round's prompts, and how many of their groups must end."""
-        num_required, num_launched = components.recipe.rl.selection.compute_launch_counts(self.selection.num_missing)
+        num_required, num_started = components.recipe.rl.selection.compute_start_counts(self.selection.num_missing)
         prompt_indices, surplus_video_indices, self.prompt_sampler = take_prompts(
-            components.recipe, self.tasks, self.prompt_sampler, num_launched
+            components.recipe, self.tasks, self.prompt_sampler, num_started
         )
         self.surplus_video_indices += surplus_video_indices
         return prompt_indices, num_required
@@ -353,7 +353,7 @@ def _collect(
         frame_budgets=[
             draw_frame_budget(budgets, run_seed=seed, epoch=epoch, task=task) for task, epoch in drawn_tasks
         ],
-        launcher=components.launcher,
+        executor=components.executor,
         **options,
     )
 

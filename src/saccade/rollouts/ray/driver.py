@@ -1,12 +1,14 @@
 """The driver process: places rollout workers on a Ray cluster, and leases groups to them.
 
-    launcher ──Run──> waiting ──lease──> worker with room ──result──> launcher
+A *driver* is Ray's word for the process that connects to the cluster and creates its actors, here the rollout workers.
+
+    executor ──Run──> waiting ──lease──> worker with room ──result──> executor
                          ▲                    │
                          └── lost or silent ──┘   its groups run on another worker, at most `max_attempts` times
 
 - A lease lasts as long as its worker responds to heartbeats, at most `lease_timeout` seconds longer. Ray restarts a
   worker that died; the driver kills one that is silent. The first result of a group counts, a later one is dropped.
-- It is a process of its own because Ray ends a driver whose head is restarted. The launcher then starts another one,
+- It is a process of its own because Ray ends a driver whose head is restarted. The executor then starts another one,
   and sends it the groups without a result again; nothing is stored here.
 - It ends itself if no worker has been up for `lease_timeout` seconds though one was: workers of a restarted head are
   never restarted, and only a new driver can make new ones.
@@ -52,7 +54,7 @@ class Lease:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Worker:
+class WorkerHandle:
     """A rollout worker as the driver sees it."""
 
     name: str
@@ -71,7 +73,10 @@ class Worker:
 
 
 class Driver:
-    """Runs in one event loop; `send` passes a message to the launcher."""
+    """Ray's driver of one run: it creates the workers and leases groups to them.
+
+    It runs in one event loop; `send` passes a message to the executor.
+    """
 
     def __init__(self, setup: DriverSetup, connection: Connection) -> None:
         self._setup, self._config, self._connection = setup, setup.config, connection
@@ -80,14 +85,14 @@ class Driver:
         self._cancelled: set[GroupKey] = set()
         self._is_paused, self._sync_state = False, None
         self._num_lost = self._num_rerun = 0  # in total
-        self._num_lost_sent = self._num_rerun_sent = 0  # to the launcher
+        self._num_lost_sent = self._num_rerun_sent = 0  # to the executor
         self._last_error = ""
-        self._workers: list[Worker] = []
+        self._workers: list[WorkerHandle] = []
         self._calls: set[asyncio.Task[None]] = set()
         self._last_up = 0.0  # time when a worker was last up; 0: never
 
     async def run(self) -> None:
-        """Place the workers and process messages until the launcher closes the connection or ends."""
+        """Place the workers and process messages until the executor closes the connection or ends."""
         self._workers = [self._create_worker(index) for index in range(self._config.workers)]
         inbox: asyncio.Queue[Any] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -107,7 +112,7 @@ class Driver:
             task.result()  # only `reading` ends without an error
 
     async def _read(self, inbox: "asyncio.Queue[Any]") -> None:
-        while (message := await inbox.get()) is not None:  # None: the launcher has ended
+        while (message := await inbox.get()) is not None:  # None: the executor has ended
             match message:
                 case messages.Close():
                     return
@@ -135,7 +140,7 @@ class Driver:
         self._calls.discard(task)
         if not task.cancelled() and (error := task.exception()):
             _logger.error("the driver of the rollout workers failed", exc_info=error)
-            os._exit(1)  # the launcher starts another one
+            os._exit(1)  # the executor starts another one
 
     # ---- groups ------------------------------------------------------------------------------------------------------
 
@@ -156,7 +161,7 @@ class Driver:
             worker.leases[lease.request.key], lease.is_running = lease, True
             self._start(self._run(worker, lease))
 
-    async def _run(self, worker: Worker, lease: Lease) -> None:
+    async def _run(self, worker: WorkerHandle, lease: Lease) -> None:
         key, generation = lease.request.key, worker.generation
         try:
             result = await worker.actor.run_group.remote(lease.request, self._sync_state)
@@ -182,7 +187,7 @@ class Driver:
             self._finish(replace(result, wait_seconds=lease.wait_seconds or 0.0))
         self._dispatch()
 
-    def _end_episodes(self, worker: Worker, lease: Lease) -> None:
+    def _end_episodes(self, worker: WorkerHandle, lease: Lease) -> None:
         """Let other groups take the room of a group that is scored."""
         if worker.leases.get(lease.request.key) is lease:
             lease.is_running = False
@@ -220,7 +225,7 @@ class Driver:
                 self._start(self._call(worker, worker.actor.resume.remote(state)))
         self._dispatch()
 
-    async def _call(self, worker: Worker, reference: Any) -> None:
+    async def _call(self, worker: WorkerHandle, reference: Any) -> None:
         """Wait until a worker has executed a call, or is lost."""
         is_lost, generation = asyncio.create_task(worker.lost.wait()), worker.generation
         call = asyncio.wrap_future(reference.future())
@@ -235,7 +240,7 @@ class Driver:
 
     # ---- workers -----------------------------------------------------------------------------------------------------
 
-    def _create_worker(self, index: int) -> Worker:
+    def _create_worker(self, index: int) -> WorkerHandle:
         name = f"{self._setup.run}/{os.getpid()}/{index}"
         actor_class: Any = ray.remote(RolloutWorker)
         actor = actor_class.options(
@@ -248,9 +253,9 @@ class Driver:
             max_task_retries=0,
             max_concurrency=_MAX_CALLS,
         ).remote(name)
-        return Worker(name=name, actor=actor)
+        return WorkerHandle(name=name, actor=actor)
 
-    async def _supervise(self, worker: Worker) -> None:
+    async def _supervise(self, worker: WorkerHandle) -> None:
         """Start a worker whenever Ray has placed it, and watch its heartbeat until it is lost."""
         while True:
             try:
@@ -269,7 +274,7 @@ class Driver:
             await self._watch(worker)
             self._release(worker)
 
-    async def _watch(self, worker: Worker) -> None:
+    async def _watch(self, worker: WorkerHandle) -> None:
         """Return when a worker is lost: a call failed, or it was silent for `lease_timeout` seconds."""
         timeout = self._config.lease_timeout
         while not worker.lost.is_set():
@@ -291,13 +296,13 @@ class Driver:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(worker.lost.wait(), min(timeout / 6, 5.0))
 
-    def _lose(self, worker: Worker, generation: int, reason: str) -> None:
+    def _lose(self, worker: WorkerHandle, generation: int, reason: str) -> None:
         """Record that a worker is lost, unless it has come up again since the call that failed."""
         if worker.generation == generation and not worker.lost.is_set():
             worker.lost_reason = reason
             worker.lost.set()
 
-    def _release(self, worker: Worker) -> None:
+    def _release(self, worker: WorkerHandle) -> None:
         """Let the groups of a lost worker run elsewhere."""
         worker.is_up, leases = False, list(worker.leases.values())
         worker.leases.clear()
@@ -342,7 +347,7 @@ class Driver:
         )
 
     async def _report(self) -> None:
-        """Send the launcher the state of the workers regularly; end if none has been up for too long."""
+        """Send the executor the state of the workers regularly; end if none has been up for too long."""
         while True:
             self._send_status()
             await asyncio.sleep(min(self._config.lease_timeout / 6, 5.0))
@@ -385,7 +390,7 @@ def connect(address: str, num_cpus: int = 0, resources: dict[str, float] | None 
 
 
 def main() -> None:
-    """Serve the launcher at the other end of the connection whose file descriptor is the argument."""
+    """Serve the executor at the other end of the connection whose file descriptor is the argument."""
     connection = Connection(int(sys.argv[1]))
     setup: DriverSetup = connection.recv()
     config = setup.config

@@ -1,7 +1,7 @@
-"""Define what the launcher, the driver process and the rollout workers send each other; every message is pickled.
+"""Define what the executor, the driver process and the rollout workers send each other; every message is pickled.
 
-    launcher ──Run, Cancel, Pause, Resume──> driver ──method calls──> workers
-    launcher <──Finished, Paused, ClusterStatus, Fatal, Unreachable── driver <──results── workers
+    executor ──Run, Cancel, Pause, Resume──> driver ──method calls──> workers
+    executor <──Finished, Paused, ClusterStatus, Fatal, Unreachable── driver <──results── workers
 
 A group is identified by its key wherever it runs: see `GroupKey`.
 """
@@ -119,7 +119,7 @@ class DriverSetup:
     worker: WorkerSetup
 
 
-# ---- from the launcher to the driver ---------------------------------------------------------------------------------
+# ---- from the executor to the driver ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Close:
     """End the workers and the driver."""
 
 
-# ---- from the driver to the launcher ---------------------------------------------------------------------------------
+# ---- from the driver to the executor ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class RolloutWorker:
         if os.path.isdir(setup.working_dir):
             os.chdir(setup.working_dir)
         try:
-            with convert_errors(RunError, f"the rollout worker on {self._host} can't start", key="rollouts.launcher"):
+            with convert_errors(RunError, f"the rollout worker on {self._host} can't start", key="rollouts.executor"):
                 if setup.is_pinned and not self._cpu_locks:
                     self._cpu_locks = await _pin_cpus(setup.num_cpus, self._host)
                 if setup.num_cpus:
@@ -121,7 +121,7 @@ class RolloutWorker:
     def _build_result(
         self, key: GroupKey, episodes: list[Episode], graded: Sequence[ScoreResult] | None = None
     ) -> GroupResult:
-        restarts = self._restart_on_update.pop_metrics()  # of all groups: the launcher adds them up
+        restarts = self._restart_on_update.pop_metrics()  # of all groups: the executor adds them up
         media = self._components.media.pop_counts() if self._components else {}
         return GroupResult(key=key, episodes=episodes, graded=graded, restarts=restarts, media=media, worker=self._name)
 
@@ -222,7 +222,7 @@ def _build_components(setup: WorkerSetup, host: str) -> "RolloutComponents":
         raise RunError(
             f"the node {host} doesn't see the run's folder {os.path.dirname(setup.probe_file)}; put it on a file "
             "system that all nodes share",
-            key="rollouts.launcher",
+            key="rollouts.executor",
             value=host,
         )
     components = RolloutComponents.from_recipe(setup.recipe, verifies_weights=False)

@@ -2,7 +2,7 @@
 
     rank 0                                                     rank 1, 2, …
     Controller.call ──command: method, arguments (gloo)──────> serve_commands
-      Worker.method <──────collective operations (FSDP2)──────> Worker.method
+      TrainingWorker.method <──collective operations (FSDP2)──> TrainingWorker.method
       MicroSteps    ──one micro-batch per rank and micro-step─> MicroSteps
 
 Calls have one lock, so two of them can't interleave. A rank that fails writes the reason to the job's key-value store

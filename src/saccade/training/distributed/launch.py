@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 from saccade.config.schema import ModelConfig
 from saccade.errors import ConfigError, RunError, convert_errors
 from saccade.training.distributed.controller import Controller, create_control_group, serve_commands
-from saccade.training.distributed.worker import Worker
+from saccade.training.distributed.worker import TrainingWorker
 from saccade.training.train_step import read_token_limit
 
 MAX_PROCESSES_PER_CORE = 4  # more only wait for each other, and fill the memory
@@ -61,7 +61,7 @@ def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
             timeout=timeout,
         )
         control_group = create_control_group(timeout)
-        worker = Worker(_create_mesh(device_type), timeout)
+        worker = TrainingWorker(_create_mesh(device_type), timeout)
     try:
         if rank:
             for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 stops the others, after a checkpoint

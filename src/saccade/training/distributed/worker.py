@@ -40,7 +40,7 @@ from saccade.training.train_step import (
 )
 
 
-class Worker:
+class TrainingWorker:
     """A rank's model and optimizer."""
 
     def __init__(self, mesh: DeviceMesh, timeout: timedelta) -> None:

