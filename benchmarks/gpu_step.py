@@ -46,7 +46,7 @@ from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
 from saccade.rollouts.components import TrainingComponents
 from saccade.training.optimizer import Optimizer
-from saccade.training.packing import Batch, pack
+from saccade.training.packing import MicroBatch, pack
 from saccade.training.policy_update import update_policy
 from saccade.training.rollout_batch import collect_groups
 from saccade.training.train_step import StepReport
@@ -205,7 +205,7 @@ def linear_weights(*modules: nn.Module) -> tuple[int, int]:
     return own, adapters
 
 
-def model_flops(backbone: Backbone, batches: Sequence[Batch]) -> float:
+def model_flops(backbone: Backbone, batches: Sequence[MicroBatch]) -> float:
     """Model FLOPs of one training step; see the top of the file."""
     text, visual = backbone.language_model.config, backbone.model.model.visual
     weights, adapters = linear_weights(backbone.language_model.layers)

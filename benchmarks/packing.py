@@ -20,7 +20,7 @@ from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
 from saccade.training.optimizer import Optimizer
-from saccade.training.packing import Batch, PrefixTree, build_batch, pack
+from saccade.training.packing import MicroBatch, PrefixTree, build_micro_batch, pack
 from saccade.training.train_step import train_step
 from saccade.types import TrainingSample
 
@@ -40,23 +40,23 @@ def group(backbone: Backbone, frames: int, size: int, reply: int) -> list[Traini
     return samples
 
 
-def padded(samples: Sequence[TrainingSample], backbone: Backbone) -> list[Batch]:
+def padded(samples: Sequence[TrainingSample], backbone: Backbone) -> list[MicroBatch]:
     """One row per sample, all as long as the longest."""
     rows = [
         [PrefixTree(prefix_length=0, sample_indices=(i,), num_tokens=len(sample.ledger))]
         for i, sample in enumerate(samples)
     ]
-    return [build_batch(samples, rows, backbone.renderer.compute_position_ids)]
+    return [build_micro_batch(samples, rows, backbone.renderer.compute_position_ids)]
 
 
-def packed(samples: Sequence[TrainingSample], backbone: Backbone) -> list[Batch]:
+def packed(samples: Sequence[TrainingSample], backbone: Backbone) -> list[MicroBatch]:
     """The group as one tree."""
     return pack(
         samples, compute_positions=backbone.renderer.compute_position_ids, pack_length=10**6, micro_batch_size=8
     )
 
 
-def loss(batch: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+def loss(batch: MicroBatch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
     """The policy gradient's loss."""
     advantage_N = torch.from_numpy(batch.advantage_N)
     return -(advantage_N * logp_N).mean(), {"tokens": torch.tensor(float(len(logp_N)))}

@@ -44,10 +44,10 @@ def prepare(folder: Path) -> tuple[saccade.TrainingComponents, list[saccade.Task
 
 
 def policy_loss(
-    batch: saccade.Batch, logp_N: torch.Tensor, *, num_tokens: int
+    micro_batch: saccade.MicroBatch, logp_N: torch.Tensor, *, num_tokens: int
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the clipped policy loss of N tokens (PPO, arXiv 1707.06347), a mean over the tokens of all batches."""
-    old_N, advantage_N = torch.from_numpy(batch.engine_logp_N), torch.from_numpy(batch.advantage_N)
+    """Return the clipped policy loss of N tokens (PPO, arXiv 1707.06347), a mean over all micro-batches' tokens."""
+    old_N, advantage_N = torch.from_numpy(micro_batch.engine_logp_N), torch.from_numpy(micro_batch.advantage_N)
     ratio_N = (logp_N - old_N).exp()
     gain_N = torch.minimum(ratio_N * advantage_N, ratio_N.clamp(1 - CLIP, 1 + CLIP) * advantage_N)
     return -gain_N.sum() / num_tokens, {"tokens": torch.tensor(float(len(logp_N)))}
@@ -61,7 +61,7 @@ async def train(components: saccade.TrainingComponents, tasks: list[saccade.Task
     for step in range(STEPS):
         context = components.build_context(seed=0, frame_budget=4)
         groups = await saccade.collect(
-            tasks, environments, context, group_size=GROUP_SIZE, score_fn=score_fn, epochs=step
+            tasks, environments, context, group_size=GROUP_SIZE, score_fn=score_fn, seed_salts=step
         )
         samples = []
         for group in groups:
@@ -71,12 +71,12 @@ async def train(components: saccade.TrainingComponents, tasks: list[saccade.Task
                 # Sub-agents, which share the weights, get their parent's advantage.
                 samples += [saccade.build_sample(episode, advantage) for episode in scored.episode.walk()]
         # Episodes of a group share their prompt, which goes through the model once.
-        batches = saccade.pack(samples, compute_positions=compute_positions, pack_length=1024, micro_batch_size=8)
-        num_tokens = sum(len(batch.token_N) for batch in batches)
+        micro_batches = saccade.pack(samples, compute_positions=compute_positions, pack_length=1024, micro_batch_size=8)
+        num_tokens = sum(len(micro_batch.token_N) for micro_batch in micro_batches)
         loss_fn = partial(policy_loss, num_tokens=num_tokens)
         for _ in range(UPDATES):
             saccade.train_step(
-                components.backbone, optimizer, batches, loss_fn, load_all_pixels=components.media.load_all_pixels
+                components.backbone, optimizer, micro_batches, loss_fn, load_all_pixels=components.media.load_all_pixels
             )
         await components.engine.sync_weights(components.backbone, step + 1)  # shared: it only drops its caches
         means.append(float(np.mean([group.rewards for group in groups])))

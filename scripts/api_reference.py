@@ -25,7 +25,7 @@ THEMES = {
     "Tools": "tool ToolContext",
     "Rewards": "Score Credit Span Ungraded ScoredEpisode Group AnswerFormat",
     "Engines": "Engine ChatEngine GenerationRequest SamplingParams Completion FinishReason WeightSource load_renderer",
-    "Training": "TrainingComponents collect build_sample pack Batch train_step Optimizer",
+    "Training": "TrainingComponents collect build_sample pack MicroBatch train_step Optimizer",
     "Evaluation": "Benchmark Grade estimate_clustered_mean Estimate",
     "Errors": "SaccadeError ConfigError DataError MediaError ModelError EngineError BrokenEngineError ToolError "
     "SandboxError EnvironmentServerError RunError AlarmError",

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from saccade.tools.base import tool as tool
     from saccade.training.episode_log import RolloutRecord as RolloutRecord
     from saccade.training.optimizer import Optimizer as Optimizer
-    from saccade.training.packing import Batch as Batch
+    from saccade.training.packing import MicroBatch as MicroBatch
     from saccade.training.packing import pack as pack
     from saccade.training.train_step import train_step as train_step
     from saccade.training.training_samples import build_sample as build_sample

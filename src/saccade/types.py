@@ -1,6 +1,6 @@
 """Define the data types: tasks, replies, turns, episodes, scores, samples. Frozen, keyword-only, standard library only.
 
-    Task ─environment─> Episode ─rewards─> ScoredEpisode ─> Group ─advantages─> TrainingSample ─pack─> Batch
+    Task ─environment─> Episode ─rewards─> ScoredEpisode ─> Group ─advantages─> TrainingSample ─pack─> MicroBatch
 
 Each stage has its own type: no field stays empty until a later stage fills it.
 """

@@ -83,7 +83,7 @@ def test_seeds_are_digested_from_run_epoch_task_and_index(renderer):
     async def note(task, ctx):
         seeds.append(ctx.seed)
 
-    asyncio.run(run_one_group(task("a"), functools.partial(Quick, note), base(renderer), group_size=3, epochs=7))
+    asyncio.run(run_one_group(task("a"), functools.partial(Quick, note), base(renderer), group_size=3, seed_salts=7))
     assert seeds == [derive_seed(3, 7, task("a").digest, index) for index in range(3)]
 
 

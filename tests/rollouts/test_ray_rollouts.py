@@ -123,7 +123,7 @@ def run_groups(recipe, folder, tasks, *, body=None, **options):
                 components.build_context(seed=3),
                 group_size=GROUP_SIZE,
                 score_fn=components.score_fn,
-                epochs=7,
+                seed_salts=7,
                 executor=components.executor,
                 **options,
             )

@@ -19,7 +19,7 @@ from saccade.models.backbone import Backbone
 from saccade.models.policy import FeatureCache
 from saccade.models.tiny import make_tiny_model
 from saccade.training import train_step as train_step_module
-from saccade.training.packing import bin_pack, build_prefix_trees, pack, split_batch
+from saccade.training.packing import bin_pack, build_prefix_trees, pack, split_micro_batch
 from saccade.training.train_step import forward, load_ahead, run_within_memory, split_to_fit, train_step
 from saccade.types import Message, TrainingSample
 
@@ -346,7 +346,7 @@ def pack_small(backbone, pack_length=10**6, micro_batch_size=64):
 
 def split_into_samples(batch):
     """Split a micro-batch as far as possible; return the parts with the indices of their trained tokens."""
-    halves = split_batch(batch)
+    halves = split_micro_batch(batch)
     if not halves:
         return [(batch, np.arange(len(batch.token_N)))]
     return [

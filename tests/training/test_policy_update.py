@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from saccade.config.schema import KlConfig
-from saccade.training.packing import Batch
+from saccade.training.packing import MicroBatch
 from saccade.training.policy_update import _apply_kl_penalty, _compute_staleness, _whiten_advantages
 from saccade.training.train_step import StepReport, merge_reports
 
@@ -17,7 +17,7 @@ def make_batch(sample_N, old_N, version_N=None, advantage=1.0):
     """Make a batch of these trained tokens, and of no others."""
     count = len(sample_N)
     empty, zero = np.zeros((1, 1), dtype=np.int64), np.zeros(count, dtype=np.int64)
-    return Batch(
+    return MicroBatch(
         ids_BT=empty,
         positions_3BT=np.zeros((3, 1, 1), dtype=np.int64),
         tree_BT=empty,
@@ -25,7 +25,7 @@ def make_batch(sample_N, old_N, version_N=None, advantage=1.0):
         images=(),
         image_start_2I=np.zeros((2, 0), dtype=np.int64),
         row_N=zero,
-        predictor_N=zero,
+        logit_index_N=zero,
         column_N=zero,
         token_N=zero,
         engine_logp_N=np.array(old_N, dtype=np.float32),

@@ -83,7 +83,7 @@ def test_a_batch_with_other_tokens_raises(collected_groups, monkeypatch, damage)
 
     def pack_damaged(*arguments, **settings):
         batches = pack_samples(*arguments, **settings)
-        names = ("row_N", "predictor_N", "token_N", "engine_logp_N", "advantage_N", "sample_N", "version_N")
+        names = ("row_N", "logit_index_N", "token_N", "engine_logp_N", "advantage_N", "sample_N", "version_N")
         indices = np.arange(len(batches[0].token_N))
         if damage == "token":
             batches[0].token_N[3] += 1

@@ -328,14 +328,14 @@ class Backbone:
         full = ledger.append_completion(tokens, logprobs=(0.0,) * len(tokens), version=0)
         ids = torch.tensor([full.input_ids()], device=self.device)
         length, images = ids.shape[1], ledger.images()
-        predictor_N = torch.arange(length - len(tokens) - 1, length - 1, device=self.device)
+        logit_index_N = torch.arange(length - len(tokens) - 1, length - 1, device=self.device)
         inputs = PolicyInputs(
             ids_BT=ids,
             positions_3BT=torch.from_numpy(self.renderer.compute_position_ids(full))[:, None].to(self.device),
             trees=self.pack_segments([Segment(0, 0, length)], length),
-            row_N=torch.zeros_like(predictor_N),
-            predictor_N=predictor_N,
-            token_N=ids[0, predictor_N + 1],
+            row_N=torch.zeros_like(logit_index_N),
+            logit_index_N=logit_index_N,
+            token_N=ids[0, logit_index_N + 1],
             vision_passes=self.iterate_vision_passes(images, load_pixels),
             image_indices=range(len(images)),
         )

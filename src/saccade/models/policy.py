@@ -89,7 +89,7 @@ class PolicyInputs:
     positions_3BT: Tensor
     trees: PackedTrees  # which tokens attend to which
     row_N: Tensor  # row of each trained token
-    predictor_N: Tensor  # index in its row of the token that predicts it
+    logit_index_N: Tensor  # index in its row of the position whose logits predict it
     token_N: Tensor  # its id
     vision_passes: Iterable[VisionPass] = ()  # the distinct images; iterated once, in the forward pass
     # features of the distinct images, None for those of `vision_passes`; empty if all are there
@@ -124,7 +124,7 @@ class Policy(nn.Module):
         images = [next(new) if features is None else features for features in inputs.image_features] or encoded
         features = VisionFeatures.cat([images[index] for index in inputs.image_indices]) if images else None
         hidden = self.compute_hidden_states(inputs.ids_BT, inputs.positions_3BT, inputs.trees, features=features)
-        logp_N, entropy_N = self._score_tokens(hidden[inputs.row_N, inputs.predictor_N], inputs.token_N, temperature)
+        logp_N, entropy_N = self._score_tokens(hidden[inputs.row_N, inputs.logit_index_N], inputs.token_N, temperature)
         if self.has_gradients_without_images and not images:
             logp_N = logp_N + 0.0 * sum(value.flatten()[0] for value in self.model.model.visual.parameters())
         return logp_N, entropy_N

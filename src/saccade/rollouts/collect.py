@@ -71,7 +71,7 @@ async def collect(
     *,
     group_size: int,
     score_fn: ScoreFn,
-    epochs: int | Sequence[int] = 0,
+    seed_salts: int | Sequence[int] = 0,
     frame_budgets: Sequence[int | None] | None = None,
     max_concurrency: int = 512,
     num_required: int | None = None,
@@ -88,10 +88,11 @@ async def collect(
     `with_baseline` adds a greedy episode (temperature 0) to each group, as its `baseline`. If that can't be graded,
     neither are the group's episodes.
 
-    An episode's seed is derived from `base_context.seed` (the run's), its task's epoch (or step), the whole task and
-    the episode's index. `frame_budgets` holds each task's frame budget K (None: the context's). At most
-    `max_concurrency` episodes run at a time, sub-agents not counted, but always at least one group.
-    `on_group_done(index, group)` is called as each group finishes, with its task's index.
+    An episode's seed is derived from `base_context.seed` (the run's), the whole task, the episode's index, and its
+    task's number in `seed_salts`, such as the training step: another number samples other episodes. `frame_budgets`
+    holds each task's frame budget K (None: the context's). At most `max_concurrency` episodes run at a time, sub-agents
+    not counted, but always at least one group. `on_group_done(index, group)` is called as each group finishes, with its
+    task's index.
 
     After `num_required` groups (None: all) the others are cancelled and missing from the result; `on_discarded`
     receives their finished episodes. Failed episodes are in their groups, scored: filters decide which statuses to
@@ -110,7 +111,7 @@ async def collect(
             has_enough.set()
 
     environments = [select_environment(task) for task in tasks]
-    epochs = [epochs] * len(tasks) if isinstance(epochs, int) else epochs
+    seed_salts = [seed_salts] * len(tasks) if isinstance(seed_salts, int) else seed_salts
     group_tasks = [
         asyncio.create_task(
             run_group(
@@ -120,7 +121,7 @@ async def collect(
                     base_context,
                     task,
                     group_size=num_episodes,
-                    epoch=epochs[index],
+                    seed_salt=seed_salts[index],
                     frame_budget=frame_budgets[index] if frame_budgets else None,
                 ),
                 score_fn,
@@ -195,7 +196,7 @@ def _add_baseline(group: Group, sampled: Sequence[Episode], result: ScoreResult)
 
 
 def build_group_contexts(
-    base_context: Context, task: Task, *, group_size: int, epoch: int = 0, frame_budget: int | None = None
+    base_context: Context, task: Task, *, group_size: int, seed_salt: int = 0, frame_budget: int | None = None
 ) -> list[Context]:
     """Return the context of each episode of a group: its own seed, one frame budget, and events with its index."""
 
@@ -206,7 +207,7 @@ def build_group_contexts(
     return [
         replace(
             base_context,
-            seed=derive_seed(base_context.seed, epoch, task.digest, index),
+            seed=derive_seed(base_context.seed, seed_salt, task.digest, index),
             # One budget for the whole group, whose episodes are compared with each other.
             frame_budget=base_context.frame_budget if frame_budget is None else frame_budget,
             on_event=add_index(index),

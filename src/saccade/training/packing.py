@@ -33,8 +33,11 @@ class PrefixTree:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Packed rows, as numpy arrays: B rows of T tokens, N trained tokens. Tree and branch define the attention mask."""
+class MicroBatch:
+    """The packed rows of one forward and backward pass, as numpy arrays: B rows of T tokens, N trained tokens.
+
+    Tree and branch define the attention mask.
+    """
 
     ids_BT: np.ndarray  # token ids
     positions_3BT: np.ndarray  # position ids
@@ -43,7 +46,7 @@ class Batch:
     images: tuple[ImageRef, ...]  # in the order of the rows; I of them
     image_start_2I: np.ndarray  # row of each image, and index in it of the image's first token
     row_N: np.ndarray  # row of each trained token
-    predictor_N: np.ndarray  # index in its row of the token that predicts it
+    logit_index_N: np.ndarray  # index in its row of the position whose logits predict it: of the token before it
     column_N: np.ndarray  # index in its row of the token itself
     token_N: np.ndarray  # its id
     engine_logp_N: np.ndarray  # the engine's logprob of it
@@ -132,7 +135,7 @@ def pack(
     micro_batch_size: int,
     num_parallel_micro_batches: int = 1,
     share_prefixes: bool = True,
-) -> list[Batch]:
+) -> list[MicroBatch]:
     """Pack samples into micro-batches of at most `micro_batch_size` rows of similar length.
 
     The micro-batches have about equally many rows, and their number is a multiple of `num_parallel_micro_batches` if
@@ -149,7 +152,7 @@ def pack(
     # Rows of similar length share a micro-batch, which minimizes padding.
     rows.sort(key=lambda row: -sum(tree.num_tokens for tree in row))
     parts = split_rows(len(rows), micro_batch_size, num_parallel_micro_batches)
-    return [build_batch(samples, rows[part], compute_positions) for part in parts]
+    return [build_micro_batch(samples, rows[part], compute_positions) for part in parts]
 
 
 def split_rows(num_rows: int, micro_batch_size: int, num_parallel_micro_batches: int) -> list[slice]:
@@ -164,9 +167,9 @@ def split_rows(num_rows: int, micro_batch_size: int, num_parallel_micro_batches:
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def build_batch(
+def build_micro_batch(
     samples: Sequence[TrainingSample], rows: Sequence[Sequence[PrefixTree]], compute_positions: ComputePositions
-) -> Batch:
+) -> MicroBatch:
     """Return rows of prefix trees as one micro-batch, padded to its longest row."""
     T = max(sum(tree.num_tokens for tree in row) for row in rows)
     shape = (len(rows), T)
@@ -202,8 +205,8 @@ def build_batch(
                 branch_start += len(ids) - prefix
             start += tree.num_tokens
     stacked = np.concatenate(targets, axis=1)
-    row_N, predictor_N, column_N, token_N, sample_N, version_N = stacked[:6].astype(np.int64)
-    return Batch(
+    row_N, logit_index_N, column_N, token_N, sample_N, version_N = stacked[:6].astype(np.int64)
+    return MicroBatch(
         ids_BT=ids_BT,
         positions_3BT=positions_3BT,
         tree_BT=tree_BT,
@@ -211,7 +214,7 @@ def build_batch(
         images=tuple(images),
         image_start_2I=np.array(image_starts, dtype=np.int64).reshape(-1, 2).T,
         row_N=row_N,
-        predictor_N=predictor_N,
+        logit_index_N=logit_index_N,
         column_N=column_N,
         token_N=token_N,
         engine_logp_N=stacked[6].astype(np.float32),
@@ -221,28 +224,30 @@ def build_batch(
     )
 
 
-def split_batch(batch: Batch) -> list[tuple[Batch, np.ndarray]]:
+def split_micro_batch(micro_batch: MicroBatch) -> list[tuple[MicroBatch, np.ndarray]]:
     """Split a micro-batch in two that need less memory: its rows, else the trees of its row, else its tree's branches.
 
     Return each part with the mask [N] of its trained tokens, or nothing for a single sample. A prefix is repeated.
     """
-    is_branch_BT = (batch.tree_BT >= 0) & (batch.branch_BT > 0)
-    row_BT = np.broadcast_to(np.arange(len(batch.ids_BT))[:, None], batch.ids_BT.shape)
-    for label_BT in (row_BT, batch.tree_BT, batch.branch_BT):
+    is_branch_BT = (micro_batch.tree_BT >= 0) & (micro_batch.branch_BT > 0)
+    row_BT = np.broadcast_to(np.arange(len(micro_batch.ids_BT))[:, None], micro_batch.ids_BT.shape)
+    for label_BT in (row_BT, micro_batch.tree_BT, micro_batch.branch_BT):
         labels, counts = np.unique(label_BT[is_branch_BT], return_counts=True)
         if len(labels) > 1:
             ends = counts.cumsum()
             num_first = int(np.abs(ends[:-1] - ends[-1] / 2).argmin()) + 1
-            is_shared_BT = (batch.branch_BT == 0) if label_BT is batch.branch_BT else np.zeros_like(is_branch_BT)
+            is_shared_BT = (
+                (micro_batch.branch_BT == 0) if label_BT is micro_batch.branch_BT else np.zeros_like(is_branch_BT)
+            )
             return [
-                _select_tokens(batch, (batch.tree_BT >= 0) & (np.isin(label_BT, part) | is_shared_BT))
+                _select_tokens(micro_batch, (micro_batch.tree_BT >= 0) & (np.isin(label_BT, part) | is_shared_BT))
                 for part in (labels[:num_first], labels[num_first:])
             ]
     return []
 
 
-def _select_tokens(batch: Batch, is_kept_BT: np.ndarray) -> tuple[Batch, np.ndarray]:
-    """Return the batch of some tokens, without the others' columns, and the mask [N] of its trained tokens."""
+def _select_tokens(micro_batch: MicroBatch, is_kept_BT: np.ndarray) -> tuple[MicroBatch, np.ndarray]:
+    """Return the micro-batch of some tokens, without the others' columns, and the mask [N] of its trained tokens."""
     rows = np.flatnonzero(is_kept_BT.any(axis=1))
     new_row_B, new_column_BT = np.cumsum(is_kept_BT.any(axis=1)) - 1, np.cumsum(is_kept_BT, axis=1) - 1
     T = int(is_kept_BT.sum(axis=1).max())
@@ -254,26 +259,26 @@ def _select_tokens(batch: Batch, is_kept_BT: np.ndarray) -> tuple[Batch, np.ndar
             taken_BT[..., new_row, : values_T.shape[-1]] = values_T
         return taken_BT
 
-    is_kept_N = is_kept_BT[batch.row_N, batch.column_N]
-    is_kept_I = is_kept_BT[tuple(batch.image_start_2I)]
-    image_row_I, image_column_I = batch.image_start_2I[:, is_kept_I]
+    is_kept_N = is_kept_BT[micro_batch.row_N, micro_batch.column_N]
+    is_kept_I = is_kept_BT[tuple(micro_batch.image_start_2I)]
+    image_row_I, image_column_I = micro_batch.image_start_2I[:, is_kept_I]
     by_token = {
         key.name: value[is_kept_N]
-        for key in fields(batch)
-        if key.name.endswith("_N") and (value := getattr(batch, key.name)) is not None
+        for key in fields(micro_batch)
+        if key.name.endswith("_N") and (value := getattr(micro_batch, key.name)) is not None
     }
     row_N = by_token["row_N"]
     moved = {
         "row_N": new_row_B[row_N],
-        "predictor_N": new_column_BT[row_N, by_token["predictor_N"]],
+        "logit_index_N": new_column_BT[row_N, by_token["logit_index_N"]],
         "column_N": new_column_BT[row_N, by_token["column_N"]],
     }
-    part = Batch(
-        ids_BT=take(batch.ids_BT, 0),
-        positions_3BT=take(batch.positions_3BT, 0),
-        tree_BT=take(batch.tree_BT, -1),
-        branch_BT=take(batch.branch_BT, 0),
-        images=tuple(image for image, is_kept in zip(batch.images, is_kept_I, strict=True) if is_kept),
+    part = MicroBatch(
+        ids_BT=take(micro_batch.ids_BT, 0),
+        positions_3BT=take(micro_batch.positions_3BT, 0),
+        tree_BT=take(micro_batch.tree_BT, -1),
+        branch_BT=take(micro_batch.branch_BT, 0),
+        images=tuple(image for image, is_kept in zip(micro_batch.images, is_kept_I, strict=True) if is_kept),
         image_start_2I=np.stack([new_row_B[image_row_I], new_column_BT[image_row_I, image_column_I]]),
         **(by_token | moved),
     )

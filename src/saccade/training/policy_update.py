@@ -31,7 +31,7 @@ from saccade.rollouts.components import TrainingComponents
 from saccade.training.background import CheckCancelled
 from saccade.training.distributed.backbone import ShardedBackbone, ShardedOptimizer, ShardedReference
 from saccade.training.optimizer import Optimizer
-from saccade.training.packing import Batch
+from saccade.training.packing import MicroBatch
 from saccade.training.reference import Reference
 from saccade.training.token_log import TokenValues
 from saccade.training.train_step import (
@@ -82,34 +82,39 @@ def _update_policy(
     check_cancelled: CheckCancelled,
     on_tokens: OnTokens,
 ) -> StepReport:
-    backbone, batches = components.backbone, list[Batch]()
-    mini_batches: list[slice] = []  # of `batches`
+    backbone, micro_batches = components.backbone, list[MicroBatch]()
+    mini_batches: list[slice] = []  # of `micro_batches`
     samples_by_mini_batch = split_mini_batches(samples, settings.mini_batches)
     for mini_batch in samples_by_mini_batch:
         packed = pack_samples(backbone, mini_batch, settings)
         check_engine_tokens(mini_batch, packed)
-        mini_batches.append(slice(len(batches), len(batches) + len(packed)))
-        batches += packed
+        mini_batches.append(slice(len(micro_batches), len(micro_batches) + len(packed)))
+        micro_batches += packed
     if reference is not None:
         with reference.swap_in():
-            ref_logps = _compute_logprobs(components, batches, check_cancelled)
-        batches = [
-            _apply_kl_penalty(replace(batch, ref_logp_N=ref_logp_N), settings.kl)
-            for batch, ref_logp_N in zip(batches, ref_logps, strict=True)
+            ref_logps = _compute_logprobs(components, micro_batches, check_cancelled)
+        micro_batches = [
+            _apply_kl_penalty(replace(micro_batch, ref_logp_N=ref_logp_N), settings.kl)
+            for micro_batch, ref_logp_N in zip(micro_batches, ref_logps, strict=True)
         ]
     num_updates = settings.epochs_per_batch * len(mini_batches)
     if num_updates > 1 and settings.loss.old_logprobs == "trainer":
-        trainer_logps = _compute_logprobs(components, batches, check_cancelled)
-        batches = [replace(batch, trainer_logp_N=logp_N) for batch, logp_N in zip(batches, trainer_logps, strict=True)]
+        trainer_logps = _compute_logprobs(components, micro_batches, check_cancelled)
+        micro_batches = [
+            replace(micro_batch, trainer_logp_N=logp_N)
+            for micro_batch, logp_N in zip(micro_batches, trainer_logps, strict=True)
+        ]
     if settings.advantage.whiten == "tokens":
-        batches = _whiten_advantages(batches)
-    batches = [batch for part in mini_batches for batch in _weight_tokens(batches[part], settings)]
+        micro_batches = _whiten_advantages(micro_batches)
+    micro_batches = [
+        micro_batch for part in mini_batches for micro_batch in _weight_tokens(micro_batches[part], settings)
+    ]
     version = components.engine.version
     loss_fn = build_policy_loss(settings, version)
     load_all_pixels, temperature = components.media.load_all_pixels, components.recipe.sampling.temperature
     reports = list[StepReport]()
 
-    def report_tokens(parts: Sequence[Batch], results: Sequence[MicroBatchResult]) -> None:
+    def report_tokens(parts: Sequence[MicroBatch], results: Sequence[MicroBatchResult]) -> None:
         if len(reports) < len(mini_batches):
             on_tokens(_list_token_values(samples_by_mini_batch[len(reports)], parts, results))
 
@@ -117,7 +122,7 @@ def _update_policy(
         report = train_step(
             backbone,
             optimizer,
-            batches[part],
+            micro_batches[part],
             loss_fn,
             load_all_pixels=load_all_pixels,
             temperature=temperature,
@@ -130,7 +135,7 @@ def _update_policy(
     first_pass, last_pass = (
         merge_reports(part) for part in (reports[: len(mini_batches)], reports[-len(mini_batches) :])
     )
-    stats = {**last_pass.stats, **_compute_staleness(batches, version)}
+    stats = {**last_pass.stats, **_compute_staleness(micro_batches, version)}
     return replace(first_pass, stats=stats, updates=num_updates)
 
 
@@ -144,24 +149,24 @@ class PolicyLoss:
         """Pickle everything but the resolved loss."""
         return build_policy_loss, (self._settings, self._version)
 
-    def __call__(self, batch: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def __call__(self, micro_batch: MicroBatch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the loss and its statistics."""
 
         def load(array_N: np.ndarray) -> Tensor:
             return torch.from_numpy(array_N).to(logp_N.device)
 
-        assert batch.weight_N is not None, "the tokens of a micro-batch have no weights"
+        assert micro_batch.weight_N is not None, "the tokens of a micro-batch have no weights"
         return compute_policy_loss(
             logp_N,
-            None if batch.trainer_logp_N is None else load(batch.trainer_logp_N),
-            load(batch.advantage_N),
-            load(batch.weight_N),
+            None if micro_batch.trainer_logp_N is None else load(micro_batch.trainer_logp_N),
+            load(micro_batch.advantage_N),
+            load(micro_batch.weight_N),
             settings=self._settings.loss,
             token_loss=self._token_loss,
-            engine_logp_N=load(batch.engine_logp_N),
-            stale_N=load(batch.version_N < self._version),
-            seq_N=load(batch.sample_N),
-            ref_logp_N=None if batch.ref_logp_N is None else load(batch.ref_logp_N),
+            engine_logp_N=load(micro_batch.engine_logp_N),
+            stale_N=load(micro_batch.version_N < self._version),
+            seq_N=load(micro_batch.sample_N),
+            ref_logp_N=None if micro_batch.ref_logp_N is None else load(micro_batch.ref_logp_N),
             kl_coef=self._settings.kl.loss_coef,
         )
 
@@ -171,31 +176,33 @@ def build_policy_loss(settings: RlConfig, version: int) -> PolicyLoss:
     return PolicyLoss(settings, version, resolve_loss(settings.loss))
 
 
-def _weight_tokens(batches: Sequence[Batch], settings: RlConfig) -> list[Batch]:
+def _weight_tokens(micro_batches: Sequence[MicroBatch], settings: RlConfig) -> list[MicroBatch]:
     """Add the weights of the tokens of a mini-batch's micro-batches, which add up to one average."""
     weight_N = compute_token_weights(
-        torch.from_numpy(np.concatenate([batch.sample_N for batch in batches])),
+        torch.from_numpy(np.concatenate([micro_batch.sample_N for micro_batch in micro_batches])),
         aggregation=settings.loss.aggregation,
         token_sum_divisor=settings.loss.token_sum_divisor,
     )
-    parts = torch.split(weight_N, [len(batch.token_N) for batch in batches])
-    return [replace(batch, weight_N=part_N.numpy()) for batch, part_N in zip(batches, parts, strict=True)]
+    parts = torch.split(weight_N, [len(micro_batch.token_N) for micro_batch in micro_batches])
+    return [
+        replace(micro_batch, weight_N=part_N.numpy()) for micro_batch, part_N in zip(micro_batches, parts, strict=True)
+    ]
 
 
 def _compute_logprobs(
-    components: TrainingComponents, batches: Sequence[Batch], check_cancelled: CheckCancelled
+    components: TrainingComponents, micro_batches: Sequence[MicroBatch], check_cancelled: CheckCancelled
 ) -> list[np.ndarray]:
     """Return the current weights' logprobs of each micro-batch's tokens, without a gradient."""
     temperature, load_all_pixels = components.recipe.sampling.temperature, components.media.load_all_pixels
     backbone = components.backbone
     if isinstance(backbone, ShardedBackbone):
         return backbone.compute_logprobs(
-            batches, load_all_pixels=load_all_pixels, temperature=temperature, check_cancelled=check_cancelled
+            micro_batches, load_all_pixels=load_all_pixels, temperature=temperature, check_cancelled=check_cancelled
         )
 
-    def compute(batch: Batch, load_pixels: LoadPixels) -> np.ndarray:
-        logp_N = np.zeros(len(batch.token_N), dtype=np.float32)
-        for part, index_N in split_to_fit(batch, backbone.max_micro_batch_tokens):
+    def compute(micro_batch: MicroBatch, load_pixels: LoadPixels) -> np.ndarray:
+        logp_N = np.zeros(len(micro_batch.token_N), dtype=np.float32)
+        for part, index_N in split_to_fit(micro_batch, backbone.max_micro_batch_tokens):
             with detect_full_memory(part):
                 part_logp_N, _ = forward(backbone, part, load_pixels=load_pixels, temperature=temperature)
                 logp_N[index_N] = part_logp_N.cpu().numpy()
@@ -203,60 +210,65 @@ def _compute_logprobs(
 
     logprobs: list[np.ndarray] = []
     with torch.no_grad():
-        for batch, load_pixels in load_ahead(backbone, batches, load_all_pixels):
+        for micro_batch, load_pixels in load_ahead(backbone, micro_batches, load_all_pixels):
             check_cancelled()
-            logprobs.append(run_within_memory(backbone, partial(compute, batch, load_pixels)))
+            logprobs.append(run_within_memory(backbone, partial(compute, micro_batch, load_pixels)))
     return logprobs
 
 
-def _apply_kl_penalty(batch: Batch, settings: KlConfig) -> Batch:
+def _apply_kl_penalty(micro_batch: MicroBatch, settings: KlConfig) -> MicroBatch:
     """Subtract from each advantage `reward_coef` times the KL estimate of the rest of its sequence."""
-    if not settings.reward_coef or batch.ref_logp_N is None:
-        return batch
+    if not settings.reward_coef or micro_batch.ref_logp_N is None:
+        return micro_batch
     estimate_kl = k1 if settings.reward_estimator == "k1" else k3
     # A reward belongs to the policy that sampled the tokens, so its logprobs are the engine's.
-    kl_N = estimate_kl(torch.from_numpy(batch.engine_logp_N), torch.from_numpy(batch.ref_logp_N))
-    penalty_N = settings.reward_coef * compute_reward_to_go(kl_N, torch.from_numpy(batch.sample_N))
-    return replace(batch, advantage_N=batch.advantage_N - penalty_N.numpy())
+    kl_N = estimate_kl(torch.from_numpy(micro_batch.engine_logp_N), torch.from_numpy(micro_batch.ref_logp_N))
+    penalty_N = settings.reward_coef * compute_reward_to_go(kl_N, torch.from_numpy(micro_batch.sample_N))
+    return replace(micro_batch, advantage_N=micro_batch.advantage_N - penalty_N.numpy())
 
 
-def _whiten_advantages(batches: Sequence[Batch]) -> list[Batch]:
+def _whiten_advantages(micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
     """Normalize the advantages over the trained tokens of all micro-batches."""
-    white_N = whiten_tokens(np.concatenate([batch.advantage_N for batch in batches])).astype(np.float32)
-    ends = np.cumsum([len(batch.advantage_N) for batch in batches])[:-1]
-    return [replace(batch, advantage_N=part_N) for batch, part_N in zip(batches, np.split(white_N, ends), strict=True)]
+    white_N = whiten_tokens(np.concatenate([micro_batch.advantage_N for micro_batch in micro_batches])).astype(
+        np.float32
+    )
+    ends = np.cumsum([len(micro_batch.advantage_N) for micro_batch in micro_batches])[:-1]
+    return [
+        replace(micro_batch, advantage_N=part_N)
+        for micro_batch, part_N in zip(micro_batches, np.split(white_N, ends), strict=True)
+    ]
 
 
-def _compute_staleness(batches: Sequence[Batch], version: int) -> dict[str, float]:
+def _compute_staleness(micro_batches: Sequence[MicroBatch], version: int) -> dict[str, float]:
     """Return mean and maximum over the trained tokens of the weight versions between sampling and training."""
-    staleness_N = version - np.concatenate([batch.version_N for batch in batches])
+    staleness_N = version - np.concatenate([micro_batch.version_N for micro_batch in micro_batches])
     return {"staleness_mean": float(staleness_N.mean()), "staleness_max": float(staleness_N.max())}
 
 
 def _list_token_values(
-    samples: Sequence[TrainingSample], batches: Sequence[Batch], results: Sequence[MicroBatchResult]
+    samples: Sequence[TrainingSample], micro_batches: Sequence[MicroBatch], results: Sequence[MicroBatchResult]
 ) -> Iterator[TokenValues]:
     """Yield the values of each sample of the micro-batches, from the results of their forward passes.
 
     The trainer's logprobs are those of the proximal policy where a setting has them computed.
     """
-    for batch, result in zip(batches, results, strict=True):
-        logp_N = result.logp_N if batch.trainer_logp_N is None else batch.trainer_logp_N
-        for index in np.unique(batch.sample_N).tolist():
-            is_own_N, ledger = batch.sample_N == index, samples[index].ledger
+    for micro_batch, result in zip(micro_batches, results, strict=True):
+        logp_N = result.logp_N if micro_batch.trainer_logp_N is None else micro_batch.trainer_logp_N
+        for index in np.unique(micro_batch.sample_N).tolist():
+            is_own_N, ledger = micro_batch.sample_N == index, samples[index].ledger
             yield TokenValues(
                 ledger=ledger,
                 position_N=np.flatnonzero(ledger.loss_mask()),  # the tokens of a sample are packed in order
-                logprob_diff_N=logp_N[is_own_N] - batch.engine_logp_N[is_own_N],
+                logprob_diff_N=logp_N[is_own_N] - micro_batch.engine_logp_N[is_own_N],
                 entropy_N=result.entropy_N[is_own_N],
             )
 
 
-def check_engine_tokens(samples: Sequence[TrainingSample], batches: Sequence[Batch]) -> None:
-    """Raise EngineError unless the batches train exactly the sampled tokens, each once, in order."""
+def check_engine_tokens(samples: Sequence[TrainingSample], micro_batches: Sequence[MicroBatch]) -> None:
+    """Raise EngineError unless the micro-batches train exactly the sampled tokens, each once, in order."""
     trained_tokens: dict[int, list[int]] = {}
-    for batch in batches:
-        for index, token in zip(batch.sample_N.tolist(), batch.token_N.tolist(), strict=True):
+    for micro_batch in micro_batches:
+        for index, token in zip(micro_batch.sample_N.tolist(), micro_batch.token_N.tolist(), strict=True):
             trained_tokens.setdefault(index, []).append(token)
     for index, sample in enumerate(samples):
         if tuple(trained_tokens.get(index, ())) != sample.ledger.sampled_tokens():

@@ -305,13 +305,13 @@ def collect_groups(
     """
     seed, mixture = components.recipe.seed, Mixture.from_tasks(tasks)
     num_drawn = Counter(mixture.get_task(seed, prompt_index)[0].digest for prompt_index in earlier_indices)
-    seed_epochs = []
+    seed_salts = []
     for prompt_index in prompt_indices:
         digest = mixture.get_task(seed, prompt_index)[0].digest
         repeat_index = num_drawn[digest]
         num_drawn[digest] += 1
-        seed_epochs.append(derive_seed("again", step, repeat_index) if repeat_index else step)
-    return _collect(components, mixture, prompt_indices, seed_epochs, **options)
+        seed_salts.append(derive_seed("again", step, repeat_index) if repeat_index else step)
+    return _collect(components, mixture, prompt_indices, seed_salts, **options)
 
 
 async def collect_group(
@@ -324,11 +324,10 @@ async def collect_group(
     run_fn: RunEpisode = run_episode,
 ) -> Group:
     """Collect the group of a prompt, started with a weight version, for a step that isn't known yet."""
-    epochs = [
-        derive_seed("group", version, prompt_index)
-    ]  # another version has other seeds: a prompt may be drawn again
+    # Another version has other seeds: a prompt may be drawn again.
+    seed_salts = [derive_seed("group", version, prompt_index)]
     mixture = Mixture.from_tasks(tasks)
-    [group] = await _collect(components, mixture, [prompt_index], epochs, on_discarded=on_discarded, run_fn=run_fn)
+    [group] = await _collect(components, mixture, [prompt_index], seed_salts, on_discarded=on_discarded, run_fn=run_fn)
     _pin_images(components, [group], group)
     return group
 
@@ -337,7 +336,7 @@ def _collect(
     components: TrainingComponents,
     mixture: Mixture,
     prompt_indices: Sequence[int],
-    epochs: Sequence[int],
+    seed_salts: Sequence[int],
     **options: Any,
 ) -> Coroutine[Any, Any, list[Group]]:
     seed, budgets = components.recipe.seed, components.recipe.frame_budgets
@@ -349,7 +348,7 @@ def _collect(
         group_size=components.recipe.rl.group_size,
         with_baseline=needs_baseline_episode(components.recipe.rl.advantage),
         score_fn=components.score_fn,
-        epochs=epochs,
+        seed_salts=seed_salts,
         frame_budgets=[
             draw_frame_budget(budgets, run_seed=seed, epoch=epoch, task=task) for task, epoch in drawn_tasks
         ],

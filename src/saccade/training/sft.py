@@ -35,7 +35,7 @@ from saccade.training.demonstrations import (
 )
 from saccade.training.distributed.backbone import ShardedOptimizer, create_optimizer
 from saccade.training.optimizer import Optimizer, compute_learning_rate
-from saccade.training.packing import Batch, build_prefix_trees
+from saccade.training.packing import MicroBatch, build_prefix_trees
 from saccade.training.step_timer import compute_update_speed
 from saccade.training.step_trace import StepTrace
 from saccade.training.train_step import StepReport, pack_samples, train_step
@@ -377,6 +377,6 @@ class MeanNegativeLogLikelihood:
 
     num_tokens: int  # of all micro-batches
 
-    def __call__(self, _: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def __call__(self, _: MicroBatch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the loss, and the number of tokens."""
         return -logp_N.sum() / self.num_tokens, {"tokens": torch.tensor(float(len(logp_N)))}

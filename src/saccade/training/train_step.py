@@ -1,4 +1,4 @@
-"""Run forward, backward and one optimizer step over packed batches, for any loss.
+"""Run forward, backward and one optimizer step over packed micro-batches, for any loss.
 
 Axis letters: B rows, T tokens, N trained tokens.
 """
@@ -32,7 +32,7 @@ from saccade.models.policy import PolicyInputs
 from saccade.training.background import CheckCancelled
 from saccade.training.distributed.backbone import ShardedBackbone, ShardedOptimizer
 from saccade.training.optimizer import Optimizer
-from saccade.training.packing import Batch, pack, split_batch
+from saccade.training.packing import MicroBatch, pack, split_micro_batch
 from saccade.types import TrainingSample
 from saccade.utils.files import write_text
 from saccade.utils.jsonl import read_json
@@ -41,7 +41,9 @@ LIMIT_FILE, _LIMIT_KEY = "micro_batch_limit.json", "max_micro_batch_tokens"  # o
 _MEMORY_ERRORS = ("not enough memory", "out of memory")  # of torch on a CPU, and of libraries of CUDA
 _logger = logging.getLogger("saccade")
 T = TypeVar("T")
-LossFn = Callable[[Batch, Tensor], tuple[Tensor, Mapping[str, Tensor]]]  # (batch, logp_N) -> loss, statistics
+LossFn = Callable[
+    [MicroBatch, Tensor], tuple[Tensor, Mapping[str, Tensor]]
+]  # (micro_batch, logp_N) -> loss, statistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,9 @@ def merge_reports(reports: Sequence[StepReport]) -> StepReport:
     )
 
 
-def pack_samples(backbone: Backbone, samples: Sequence[TrainingSample], settings: SftConfig | RlConfig) -> list[Batch]:
+def pack_samples(
+    backbone: Backbone, samples: Sequence[TrainingSample], settings: SftConfig | RlConfig
+) -> list[MicroBatch]:
     """Pack samples into micro-batches of the recipe's size."""
     return pack(
         samples,
@@ -96,59 +100,63 @@ def pack_samples(backbone: Backbone, samples: Sequence[TrainingSample], settings
     )
 
 
-def forward(backbone: Backbone, batch: Batch, *, load_pixels: LoadPixels, temperature: float) -> tuple[Tensor, Tensor]:
+def forward(
+    backbone: Backbone, micro_batch: MicroBatch, *, load_pixels: LoadPixels, temperature: float
+) -> tuple[Tensor, Tensor]:
     """Return logprobs [N] and entropies [N] (detached) of the trained tokens under the sampling distribution."""
-    # Each distinct image is encoded once, however often the batch contains it.
-    unique = {image.key: image for image in batch.images}
+    # Each distinct image is encoded once, however often the micro-batch contains it.
+    unique = {image.key: image for image in micro_batch.images}
     index_by_key = {key: index for index, key in enumerate(unique)}
     backbone.cache_frozen_features(unique.values(), load_pixels)
     features = [backbone.frozen_features.get(key) for key in unique]
     new_images = [image for image, known in zip(unique.values(), features, strict=True) if known is None]
     inputs = PolicyInputs(
-        ids_BT=torch.from_numpy(batch.ids_BT).to(backbone.device),
-        positions_3BT=torch.from_numpy(batch.positions_3BT).to(backbone.device),
-        trees=backbone.pack_segments(find_segments(batch.tree_BT, batch.branch_BT), batch.ids_BT.shape[1]),
-        row_N=torch.from_numpy(batch.row_N).to(backbone.device),
-        predictor_N=torch.from_numpy(batch.predictor_N).to(backbone.device),
-        token_N=torch.from_numpy(batch.token_N).to(backbone.device),
+        ids_BT=torch.from_numpy(micro_batch.ids_BT).to(backbone.device),
+        positions_3BT=torch.from_numpy(micro_batch.positions_3BT).to(backbone.device),
+        trees=backbone.pack_segments(
+            find_segments(micro_batch.tree_BT, micro_batch.branch_BT), micro_batch.ids_BT.shape[1]
+        ),
+        row_N=torch.from_numpy(micro_batch.row_N).to(backbone.device),
+        logit_index_N=torch.from_numpy(micro_batch.logit_index_N).to(backbone.device),
+        token_N=torch.from_numpy(micro_batch.token_N).to(backbone.device),
         vision_passes=backbone.iterate_vision_passes(new_images, load_pixels),
         image_features=features,
-        image_indices=[index_by_key[image.key] for image in batch.images],
+        image_indices=[index_by_key[image.key] for image in micro_batch.images],
     )
     logp_N, entropy_N = backbone.policy(inputs, temperature)
     return logp_N, entropy_N
 
 
 def load_ahead(
-    backbone: Backbone, batches: Sequence[Batch], load_all_pixels: LoadAllPixels, *, ahead: int = 1
-) -> Iterator[tuple[Batch, LoadPixels]]:
+    backbone: Backbone, micro_batches: Sequence[MicroBatch], load_all_pixels: LoadAllPixels, *, ahead: int = 1
+) -> Iterator[tuple[MicroBatch, LoadPixels]]:
     """Yield each micro-batch with a function that returns its pixels; a thread loads the `ahead` next ones meanwhile.
 
     Images whose features are known need no pixels.
     """
 
-    def load(batch: Batch) -> LoadPixels:
-        images = {image.key: image for image in batch.images if image.key not in backbone.frozen_features}
+    def load(micro_batch: MicroBatch) -> LoadPixels:
+        images = {image.key: image for image in micro_batch.images if image.key not in backbone.frozen_features}
         pixels = load_all_pixels(images.values())
         return lambda image: pixels[image.key]
 
     with ThreadPoolExecutor(1, thread_name_prefix="saccade-pixels") as pool:
-        loading = deque(pool.submit(load, batch) for batch in batches[:ahead])
-        for index, batch in enumerate(batches):
-            loading.extend(pool.submit(load, later) for later in batches[index + ahead : index + ahead + 1])
-            yield batch, loading.popleft().result()
+        loading = deque(pool.submit(load, micro_batch) for micro_batch in micro_batches[:ahead])
+        for index, micro_batch in enumerate(micro_batches):
+            loading.extend(pool.submit(load, later) for later in micro_batches[index + ahead : index + ahead + 1])
+            yield micro_batch, loading.popleft().result()
 
 
 def train_step(
     backbone: Backbone,
     optimizer: Optimizer | ShardedOptimizer,
-    batches: Sequence[Batch],
+    micro_batches: Sequence[MicroBatch],
     loss_fn: LossFn,
     *,
     load_all_pixels: LoadAllPixels,
     temperature: float = 1.0,
     check_cancelled: CheckCancelled = lambda: None,
-    on_results: "OnResults" = lambda batches, results: None,
+    on_results: "OnResults" = lambda micro_batches, results: None,
 ) -> StepReport:
     """Accumulate gradients over the micro-batches, whose losses add up, then take one optimizer step.
 
@@ -158,12 +166,16 @@ def train_step(
     micro-batches with their results. Raises RunError for a single sample that doesn't fit.
     """
 
-    def compute_loss(batch: Batch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def compute_loss(micro_batch: MicroBatch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         check_cancelled()
-        return loss_fn(batch, logp_N)
+        return loss_fn(micro_batch, logp_N)
 
-    def accumulate() -> tuple[list[Batch], list[MicroBatchResult]]:
-        parts = [part for batch in batches for part, _ in split_to_fit(batch, backbone.max_micro_batch_tokens)]
+    def accumulate() -> tuple[list[MicroBatch], list[MicroBatchResult]]:
+        parts = [
+            part
+            for micro_batch in micro_batches
+            for part, _ in split_to_fit(micro_batch, backbone.max_micro_batch_tokens)
+        ]
         if isinstance(backbone, ShardedBackbone):
             return parts, backbone.accumulate_gradients(
                 parts,
@@ -177,17 +189,17 @@ def train_step(
             backbone, parts, compute_loss, load_all_pixels=load_all_pixels, temperature=temperature
         )
 
-    batches, results = run_within_memory(backbone, accumulate)
+    micro_batches, results = run_within_memory(backbone, accumulate)
     backbone.model.eval()
-    require_finite_losses(batches, results, optimizer.current_step)
+    require_finite_losses(micro_batches, results, optimizer.current_step)
     grad_norm = optimizer.step()
-    on_results(batches, results)
-    trained_tokens = sum(len(batch.token_N) for batch in batches)
+    on_results(micro_batches, results)
+    trained_tokens = sum(len(micro_batch.token_N) for micro_batch in micro_batches)
     return StepReport(
         loss=sum(result.loss for result in results),
         entropy=sum(result.entropy for result in results) / max(trained_tokens, 1),
         grad_norm=grad_norm,
-        packed_tokens=sum(int((batch.tree_BT >= 0).sum()) for batch in batches),
+        packed_tokens=sum(int((micro_batch.tree_BT >= 0).sum()) for micro_batch in micro_batches),
         trained_tokens=trained_tokens,
         stats=merge_stats([result.stats for result in results]),
     )
@@ -202,7 +214,7 @@ class MemoryExceededError(SaccadeError):
 
 
 @contextlib.contextmanager
-def detect_full_memory(batch: Batch) -> Iterator[None]:
+def detect_full_memory(micro_batch: MicroBatch) -> Iterator[None]:
     """Convert an error for lack of memory, of the device or of this machine, into MemoryExceededError."""
     try:
         yield
@@ -213,7 +225,7 @@ def detect_full_memory(batch: Batch) -> Iterator[None]:
         )
         if not is_full:
             raise
-        raise MemoryExceededError(batch.ids_BT.size) from None
+        raise MemoryExceededError(micro_batch.ids_BT.size) from None
 
 
 def run_within_memory(backbone: Backbone, run: Callable[[], T]) -> T:
@@ -253,16 +265,16 @@ def write_token_limit(folder: Path, max_tokens: int) -> None:
         write_text(folder / LIMIT_FILE, json.dumps({_LIMIT_KEY: max_tokens}) + "\n")
 
 
-def split_to_fit(batch: Batch, max_tokens: int) -> list[tuple[Batch, np.ndarray]]:
+def split_to_fit(micro_batch: MicroBatch, max_tokens: int) -> list[tuple[MicroBatch, np.ndarray]]:
     """Split a micro-batch until no part has more than `max_tokens` tokens with padding.
 
     Return each part with the indices [n] of its trained tokens in the whole. Raises RunError for a single sample that
     has more.
     """
-    num_tokens = batch.ids_BT.size
+    num_tokens = micro_batch.ids_BT.size
     if num_tokens <= max_tokens:
-        return [(batch, np.arange(len(batch.token_N)))]
-    halves = split_batch(batch)
+        return [(micro_batch, np.arange(len(micro_batch.token_N)))]
+    halves = split_micro_batch(micro_batch)
     if not halves:
         raise RunError(
             f"a sample of {num_tokens} tokens doesn't fit in memory, even alone in its micro-batch; set "
@@ -288,37 +300,42 @@ class MicroBatchResult(NamedTuple):
     entropy_N: np.ndarray  # entropies, nats
 
 
-OnResults = Callable[[Sequence[Batch], Sequence[MicroBatchResult]], None]
+OnResults = Callable[[Sequence[MicroBatch], Sequence[MicroBatchResult]], None]
 
 
-def require_finite_losses(batches: Sequence[Batch], results: Sequence[MicroBatchResult], step: int) -> None:
+def require_finite_losses(micro_batches: Sequence[MicroBatch], results: Sequence[MicroBatchResult], step: int) -> None:
     """Raise RunError if the loss of a micro-batch of step `step` (from 1) isn't finite; name its first bad tensor."""
-    for index, (batch, result) in enumerate(zip(batches, results, strict=True)):
+    for index, (micro_batch, result) in enumerate(zip(micro_batches, results, strict=True)):
         if not math.isfinite(result.loss):
-            arrays = {key.name: getattr(batch, key.name) for key in fields(batch)}
+            arrays = {key.name: getattr(micro_batch, key.name) for key in fields(micro_batch)}
             name = checkpoint_io.find_nonfinite(
                 {name: torch.from_numpy(value) for name, value in arrays.items() if isinstance(value, np.ndarray)}
             ) or ("" if math.isfinite(result.entropy) else "the logits")
             reason = f"{name} hold NaN or an infinity" if name else "its inputs are finite"
             raise RunError(
-                f"step {step}: the loss of micro-batch {index + 1} of {len(batches)} is {result.loss} ({reason}); no "
-                "weight was changed; start again with a lower learning rate or another loss",
+                f"step {step}: the loss of micro-batch {index + 1} of {len(micro_batches)} is {result.loss} "
+                f"({reason}); no weight was changed; start again with a lower learning rate or another loss",
                 key="loss",
                 value=result.loss,
             )
 
 
 def accumulate_gradients(
-    backbone: Backbone, batches: Sequence[Batch], loss_fn: LossFn, *, load_all_pixels: LoadAllPixels, temperature: float
+    backbone: Backbone,
+    micro_batches: Sequence[MicroBatch],
+    loss_fn: LossFn,
+    *,
+    load_all_pixels: LoadAllPixels,
+    temperature: float,
 ) -> list[MicroBatchResult]:
     """Add up the gradients of micro-batches in this process; return each one's result.
 
     Raises MemoryExceededError if one doesn't fit in memory; the gradients are then useless.
     """
 
-    def compute_loss(batch: Batch, load_pixels: LoadPixels) -> tuple[Tensor, MicroBatchResult]:
-        logp_N, entropy_N = forward(backbone, batch, load_pixels=load_pixels, temperature=temperature)
-        loss, stats = loss_fn(batch, logp_N)
+    def compute_loss(micro_batch: MicroBatch, load_pixels: LoadPixels) -> tuple[Tensor, MicroBatchResult]:
+        logp_N, entropy_N = forward(backbone, micro_batch, load_pixels=load_pixels, temperature=temperature)
+        loss, stats = loss_fn(micro_batch, logp_N)
         return loss, MicroBatchResult(
             loss=float(loss.detach()),
             entropy=float(entropy_N.sum()),
@@ -327,12 +344,12 @@ def accumulate_gradients(
             entropy_N=entropy_N.float().cpu().numpy(),
         )
 
-    if backbone.num_parallel_micro_batches > 1 and len(batches) > 1:
-        return _run_in_parallel(backbone, batches, compute_loss, load_all_pixels)
+    if backbone.num_parallel_micro_batches > 1 and len(micro_batches) > 1:
+        return _run_in_parallel(backbone, micro_batches, compute_loss, load_all_pixels)
     results = []
-    for batch, load_pixels in load_ahead(backbone, batches, load_all_pixels):
-        with detect_full_memory(batch):
-            loss, result = compute_loss(batch, load_pixels)
+    for micro_batch, load_pixels in load_ahead(backbone, micro_batches, load_all_pixels):
+        with detect_full_memory(micro_batch):
+            loss, result = compute_loss(micro_batch, load_pixels)
             torch.autograd.backward(loss)
         results.append(result)
     return results
@@ -340,17 +357,17 @@ def accumulate_gradients(
 
 def _run_in_parallel(
     backbone: Backbone,
-    batches: Sequence[Batch],
-    compute_loss: Callable[[Batch, LoadPixels], tuple[Tensor, MicroBatchResult]],
+    micro_batches: Sequence[MicroBatch],
+    compute_loss: Callable[[MicroBatch, LoadPixels], tuple[Tensor, MicroBatchResult]],
     load_all_pixels: LoadAllPixels,
 ) -> list[MicroBatchResult]:
     """Run one thread per micro-batch (several per operation scale worse); gradients are added in order."""
     num_threads, parameters = backbone.num_parallel_micro_batches, backbone.trainable_parameters
 
-    def compute_gradients(loaded: tuple[Batch, LoadPixels]) -> tuple[MicroBatchResult, tuple[Tensor | None, ...]]:
-        batch, load_pixels = loaded
-        with detect_full_memory(batch), torch.enable_grad():  # gradient mode is set per thread
-            loss, result = compute_loss(batch, load_pixels)
+    def compute_gradients(loaded: tuple[MicroBatch, LoadPixels]) -> tuple[MicroBatchResult, tuple[Tensor | None, ...]]:
+        micro_batch, load_pixels = loaded
+        with detect_full_memory(micro_batch), torch.enable_grad():  # gradient mode is set per thread
+            loss, result = compute_loss(micro_batch, load_pixels)
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         return result, gradients
 
@@ -358,11 +375,16 @@ def _run_in_parallel(
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(num_threads, thread_name_prefix="saccade-batch") as pool:
-            loaded = load_ahead(backbone, batches, load_all_pixels, ahead=num_threads)
+            loaded = load_ahead(backbone, micro_batches, load_all_pixels, ahead=num_threads)
             # Bounds memory: at most one set of gradients per thread.
             while group := list(itertools.islice(loaded, num_threads)):
-                for batch, load_pixels in group:  # not in the threads, or time would decide which pass has an image
-                    backbone.cache_frozen_features({image.key: image for image in batch.images}.values(), load_pixels)
+                for (
+                    micro_batch,
+                    load_pixels,
+                ) in group:  # not in the threads, or time would decide which pass has an image
+                    backbone.cache_frozen_features(
+                        {image.key: image for image in micro_batch.images}.values(), load_pixels
+                    )
                 for result, gradients in pool.map(compute_gradients, group):
                     results.append(result)
                     for parameter, gradient in zip(parameters, gradients, strict=True):

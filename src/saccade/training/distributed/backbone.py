@@ -17,7 +17,7 @@ from saccade.training.background import CheckCancelled
 from saccade.training.distributed.controller import Controller
 from saccade.training.distributed.micro_steps import count_micro_steps, iterate_micro_steps
 from saccade.training.optimizer import STATE_FOLDER, Optimizer
-from saccade.training.packing import Batch
+from saccade.training.packing import MicroBatch
 
 FULL_MEMORY_KEY = "micro_batch_size"  # of the error of a rank in whose memory a micro-batch doesn't fit
 
@@ -46,7 +46,7 @@ class ShardedBackbone(Backbone):
 
     def accumulate_gradients(
         self,
-        batches: Sequence[Batch],
+        micro_batches: Sequence[MicroBatch],
         loss_fn: Any,
         *,
         load_all_pixels: LoadAllPixels,
@@ -54,22 +54,22 @@ class ShardedBackbone(Backbone):
         check_cancelled: CheckCancelled,
     ) -> list[Any]:
         """Add up the micro-batches' gradients; return their results, in order."""
-        micro_steps = self._iterate_micro_steps(batches, load_all_pixels, check_cancelled)
-        has_images = any(batch.images for batch in batches)
+        micro_steps = self._iterate_micro_steps(micro_batches, load_all_pixels, check_cancelled)
+        has_images = any(micro_batch.images for micro_batch in micro_batches)
         with self._remember_full_memory():
             results = self.controller.call("accumulate_gradients", loss_fn, temperature, has_images, **micro_steps)
         return [result for _, result in results]
 
     def compute_logprobs(
         self,
-        batches: Sequence[Batch],
+        micro_batches: Sequence[MicroBatch],
         *,
         load_all_pixels: LoadAllPixels,
         temperature: float,
         check_cancelled: CheckCancelled,
     ) -> list[np.ndarray]:
         """Return the logprobs [N] of each micro-batch's trained tokens, without a gradient."""
-        micro_steps = self._iterate_micro_steps(batches, load_all_pixels, check_cancelled)
+        micro_steps = self._iterate_micro_steps(micro_batches, load_all_pixels, check_cancelled)
         with self._remember_full_memory():
             results = self.controller.call("compute_logprobs", temperature, **micro_steps)
         return [logp_N for _, logp_N in results]
@@ -85,11 +85,11 @@ class ShardedBackbone(Backbone):
             raise
 
     def _iterate_micro_steps(
-        self, batches: Sequence[Batch], load_all_pixels: LoadAllPixels, check_cancelled: CheckCancelled
+        self, micro_batches: Sequence[MicroBatch], load_all_pixels: LoadAllPixels, check_cancelled: CheckCancelled
     ) -> dict[str, Any]:
         num_ranks = distributed.get_world_size()
-        micro_steps = iterate_micro_steps(batches, num_ranks, load_all_pixels, check_cancelled)
-        return {"micro_steps": micro_steps, "num_micro_steps": count_micro_steps(batches, num_ranks)}
+        micro_steps = iterate_micro_steps(micro_batches, num_ranks, load_all_pixels, check_cancelled)
+        return {"micro_steps": micro_steps, "num_micro_steps": count_micro_steps(micro_batches, num_ranks)}
 
     def create_reference(self, folder: str | None, reference_device: str) -> "ShardedReference":
         """Create the reference policy from a folder's weights, or from the current ones (None)."""

@@ -14,17 +14,17 @@ from saccade.ledger import ImageRef
 from saccade.models.attention import find_segments
 from saccade.models.backbone import LoadAllPixels
 from saccade.training.background import CheckCancelled
-from saccade.training.packing import Batch
+from saccade.training.packing import MicroBatch
 
 _PAIRS_PER_TOKEN = 8192  # visible pairs whose attention costs as much as the matrices' work on a token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedBatch:
+class LoadedMicroBatch:
     """A rank's micro-batch of a micro-step, with the pixels of its images by key."""
 
     index: int | None  # in the order of packing; None is padding
-    batch: Batch
+    micro_batch: MicroBatch
     pixels: Mapping[str, Any]
 
     def load_pixels(self, image: ImageRef) -> Any:
@@ -37,20 +37,22 @@ class LoadedBatch:
 
 
 def iterate_micro_steps(
-    batches: Sequence[Batch], num_ranks: int, load_all_pixels: LoadAllPixels, check_cancelled: CheckCancelled
-) -> Iterator[list[LoadedBatch]]:
+    micro_batches: Sequence[MicroBatch], num_ranks: int, load_all_pixels: LoadAllPixels, check_cancelled: CheckCancelled
+) -> Iterator[list[LoadedMicroBatch]]:
     """Yield micro-steps of one micro-batch per rank, the most expensive first; pixels are loaded one micro-step ahead.
 
     `check_cancelled` is called before each micro-step.
     """
-    order = sorted(range(len(batches)), key=lambda index: -estimate_cost(batches[index]))
+    order = sorted(range(len(micro_batches)), key=lambda index: -estimate_cost(micro_batches[index]))
 
-    def load_micro_step(start: int) -> list[LoadedBatch]:
+    def load_micro_step(start: int) -> list[LoadedMicroBatch]:
         micro_step = [
-            LoadedBatch(index=index, batch=batches[index], pixels=load_all_pixels(batches[index].images))
+            LoadedMicroBatch(
+                index=index, micro_batch=micro_batches[index], pixels=load_all_pixels(micro_batches[index].images)
+            )
             for index in order[start : start + num_ranks]
         ]
-        return micro_step + [LoadedBatch(index=None, batch=_build_empty_batch(), pixels={})] * (
+        return micro_step + [LoadedMicroBatch(index=None, micro_batch=_build_empty_micro_batch(), pixels={})] * (
             num_ranks - len(micro_step)
         )
 
@@ -63,21 +65,21 @@ def iterate_micro_steps(
             yield micro_step
 
 
-def count_micro_steps(batches: Sequence[Batch], num_ranks: int) -> int:
+def count_micro_steps(micro_batches: Sequence[MicroBatch], num_ranks: int) -> int:
     """Return how many micro-steps `iterate_micro_steps` yields."""
-    return -(-len(batches) // num_ranks)
+    return -(-len(micro_batches) // num_ranks)
 
 
-def estimate_cost(batch: Batch) -> float:
+def estimate_cost(micro_batch: MicroBatch) -> float:
     """Return the cost of a micro-batch in tokens: padded tokens, and the pairs of a query and a key that it sees."""
-    pairs = sum(segment.num_pairs for segment in find_segments(batch.tree_BT, batch.branch_BT))
-    return batch.ids_BT.size + pairs / _PAIRS_PER_TOKEN
+    pairs = sum(segment.num_pairs for segment in find_segments(micro_batch.tree_BT, micro_batch.branch_BT))
+    return micro_batch.ids_BT.size + pairs / _PAIRS_PER_TOKEN
 
 
-def _build_empty_batch() -> Batch:
+def _build_empty_micro_batch() -> MicroBatch:
     """Return one token without a target: a pass over it takes part in every collective operation and adds zero."""
     row, no_tokens = np.zeros((1, 1), dtype=np.int64), np.zeros(0, dtype=np.int64)
-    return Batch(
+    return MicroBatch(
         ids_BT=row,
         positions_3BT=np.zeros((3, 1, 1), dtype=np.int64),
         tree_BT=row,
@@ -85,7 +87,7 @@ def _build_empty_batch() -> Batch:
         images=(),
         image_start_2I=np.zeros((2, 0), dtype=np.int64),
         row_N=no_tokens,
-        predictor_N=no_tokens,
+        logit_index_N=no_tokens,
         column_N=no_tokens,
         token_N=no_tokens,
         engine_logp_N=no_tokens.astype(np.float32),

@@ -26,7 +26,7 @@ from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io
 from saccade.models.backbone import Backbone, ModelSnapshot
 from saccade.training.distributed.backbone import FULL_MEMORY_KEY
-from saccade.training.distributed.micro_steps import LoadedBatch
+from saccade.training.distributed.micro_steps import LoadedMicroBatch
 from saccade.training.distributed.sharding import shard_backbone
 from saccade.training.optimizer import STATE_FOLDER, Optimizer
 from saccade.training.reference import get_trainable_parameters, load_initial_backbone
@@ -91,7 +91,7 @@ class TrainingWorker:
         self.backbone.frozen_features.clear()
 
     def accumulate_gradients(
-        self, loaded_batches: Iterable[LoadedBatch], loss_fn: LossFn, temperature: float, has_images: bool
+        self, loaded_batches: Iterable[LoadedMicroBatch], loss_fn: LossFn, temperature: float, has_images: bool
     ) -> list[tuple[int, MicroBatchResult]]:
         """Add up the gradients of the micro-batches of all ranks; `has_images`: any of them has images.
 
@@ -103,14 +103,14 @@ class TrainingWorker:
         for loaded in loaded_batches:
             if loaded.index is None:
                 logp_N, _ = forward(
-                    self.backbone, loaded.batch, load_pixels=loaded.load_pixels, temperature=temperature
+                    self.backbone, loaded.micro_batch, load_pixels=loaded.load_pixels, temperature=temperature
                 )
                 torch.autograd.backward(logp_N.sum())
             else:
                 with _explain_full_memory():
                     [result] = accumulate_gradients(
                         self.backbone,
-                        [loaded.batch],
+                        [loaded.micro_batch],
                         loss_fn,
                         load_all_pixels=loaded.load_all_pixels,
                         temperature=temperature,
@@ -125,14 +125,14 @@ class TrainingWorker:
 
     @torch.no_grad()
     def compute_logprobs(
-        self, loaded_batches: Iterable[LoadedBatch], temperature: float
+        self, loaded_batches: Iterable[LoadedMicroBatch], temperature: float
     ) -> list[tuple[int, np.ndarray]]:
         """Return the logprobs of the trained tokens of each micro-batch, with its index."""
         results = []
         for loaded in loaded_batches:
-            with _explain_full_memory(), detect_full_memory(loaded.batch):
+            with _explain_full_memory(), detect_full_memory(loaded.micro_batch):
                 logp_N, _ = forward(
-                    self.backbone, loaded.batch, load_pixels=loaded.load_pixels, temperature=temperature
+                    self.backbone, loaded.micro_batch, load_pixels=loaded.load_pixels, temperature=temperature
                 )
             if loaded.index is not None:
                 results.append((loaded.index, logp_N.cpu().numpy()))
