@@ -81,7 +81,17 @@ class Command:
     def read_rows(self):
         """Return the numbers of its steps that don't depend on time."""
         rows = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
-        timed = ("seconds", "tokens_per_second", "memory", "workers/", "weight_sync/", "mfu", "time", "stage")
+        timed = (
+            "seconds",
+            "sampled_tokens_per_second",
+            "packed_tokens_per_second",
+            "memory",
+            "workers/",
+            "weight_sync/",
+            "mfu",
+            "time",
+            "stage",
+        )
         return [{key: value for key, value in row.items() if not any(part in key for part in timed)} for row in rows]
 
 

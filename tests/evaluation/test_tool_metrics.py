@@ -42,9 +42,9 @@ def test_statistics_per_tool():
     crops = {key.rpartition("/")[2]: value for key, value in metrics.items() if key.startswith("tool/crop_video/")}
     assert crops == {
         "calls": 5 / 4,
-        "episodes": 0.5,
-        "errors": 1 / 5,
-        "duplicates": 1 / 5,
+        "frac_with_call": 0.5,
+        "frac_failed": 1 / 5,
+        "frac_duplicate": 1 / 5,
         "seconds": pytest.approx((3 * 2 + 1 + 4) / 5),
         "reward_diff": pytest.approx(0.8 - 0.3),
     }
@@ -58,7 +58,7 @@ def test_names_that_the_model_invents_are_one_key():
         [make_episode([CROP]), make_episode([("a", {}), ("b" * 500, {}), ("", {})], results=refused)]
     )
     assert {key.split("/")[1] for key in metrics} == {"crop_video", "other"}
-    assert (metrics["tool/other/calls"], metrics["tool/other/errors"]) == (1.5, 1.0)
+    assert (metrics["tool/other/calls"], metrics["tool/other/frac_failed"]) == (1.5, 1.0)
 
 
 def test_a_call_without_a_result_has_failed():
@@ -80,8 +80,8 @@ def test_statistics_per_source():
     metrics = compute_tool_metrics(scored)
     assert metrics["source/chart/calls"] == 1.0
     assert (
-        metrics["source/chart/episodes"]
-        == metrics["source/chart/duplicates"]
+        metrics["source/chart/frac_with_call"]
+        == metrics["source/chart/frac_duplicate"]
         == metrics["source/chart/reward_diff"]
         == 0.5
     )

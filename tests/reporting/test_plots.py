@@ -34,7 +34,7 @@ def test_panel_selects_and_labels_its_keys():
 
 def test_statistics_of_tools_and_sources_have_panels_of_their_own():
     row = {"step": 0, "greedy/accuracy": 0.5, "source/a/b/accuracy": 0.4, "source/a/c/accuracy": 0.6, "calls": 1.0}
-    row |= {"tool/crop_video/calls": 2.0, "tool/crop_video/errors": 0.25, "source/a/b/calls": 1.0}
+    row |= {"tool/crop_video/calls": 2.0, "tool/crop_video/frac_failed": 0.25, "source/a/b/calls": 1.0}
     labels = {panel.title: [*extract_series(panel, [row])] for panel in PANELS}
     assert {title: names for title, names in labels.items() if names} == {
         "Tool calls": ["all"],

@@ -18,7 +18,7 @@ METRICS = {
     "format_compliance": 0.75,
     "seconds/rollout": 3.0,
     "seconds/train": 1.0,
-    "tokens_per_second": 250.0,
+    "sampled_tokens_per_second": 250.0,
 }
 
 

@@ -73,9 +73,9 @@ def test_unfinished_episodes_restart_with_the_new_weights(renderer):
     versions = [{version for version in episode.ledger.versions() if version >= 0} for episode in episodes]
     assert sorted(map(tuple, versions)) == [(0,), (0,), (1,), (1,)]
     kept = sum(episode.usage.sampled_tokens for episode in episodes if 0 in episode.ledger.versions())
-    assert renewal.pop_metrics() == {"episodes/restarted": 2.0, "discarded_tokens": float(lost - kept)}
+    assert renewal.pop_metrics() == {"episodes/restarted": 2.0, "restart_discarded_tokens": float(lost - kept)}
     assert lost > kept
-    assert renewal.pop_metrics() == {"episodes/restarted": 0.0, "discarded_tokens": 0.0}
+    assert renewal.pop_metrics() == {"episodes/restarted": 0.0, "restart_discarded_tokens": 0.0}
 
 
 def test_a_restarted_episode_has_its_whole_timeout(renderer):

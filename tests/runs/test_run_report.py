@@ -76,13 +76,13 @@ def test_an_evaluation_alone(tmp_path, tiny_folder, dataset_folder):
 
 def test_tool_calls_per_tool_and_per_source():
     rows = [
-        {"step": step, "tool/crop_video/calls": calls, "tool/crop_video/errors": 0.25, "source/a/b/calls": 1.0}
+        {"step": step, "tool/crop_video/calls": calls, "tool/crop_video/frac_failed": 0.25, "source/a/b/calls": 1.0}
         for step, calls in ((18, 9.0), (19, 1.0), (20, 2.0))
     ]
     rows = [{"step": step} for step in range(17)] + rows  # of 20 steps the last two count
     (section,) = build_call_tables(rows)
     by_tool, by_source = section.tables
-    assert by_tool.rows == (("crop_video", "1.50", "–", "25%", "–", "–", "–"),)
+    assert by_tool.rows == (("crop_video", "1.50", "–", "25%", "–", "–", "+0.50"),)
     assert by_source.rows == (("a/b", "1.00", "–", "–", "–", "–", "–"),)
     assert "19 to 20" in section.notes[0]
     assert build_call_tables([{"step": 1, "calls": 2.0}]) == build_call_tables([]) == []

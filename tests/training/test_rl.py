@@ -570,7 +570,7 @@ REPORTED = """
     engine_trainer_logprob_diff_max tis_weight_mean tis_weight_max frac_tis_truncated staleness_mean staleness_max
     frac_correct_negative groups/kept groups/dropped/statuses groups/dropped/too_few_episodes groups/dropped/reward_std
     groups/dropped/over_target groups/cancelled episodes/cancelled ungraded episodes/discarded episodes/restarted
-    discarded_tokens sampling_rounds lr loss packed_tokens trained_tokens
+    restart_discarded_tokens sampling_rounds lr loss packed_tokens trained_tokens
 """
 
 
@@ -591,7 +591,7 @@ def test_a_step_reports_its_costs(workspace, tmp_path):
         "seconds/reward",
         "seconds/train",
         "seconds/weight_sync",
-        "tokens_per_second",
+        "sampled_tokens_per_second",
         "memory_gib",
     }
     assert costs <= rows[0].keys()

@@ -175,7 +175,7 @@ def test_episodes_in_progress_continue_or_restart_on_a_weight_update(
         assert logprobs == pytest.approx(completion.logprobs * NUM_REQUESTS)
     num_restarted = sum(row["episodes/restarted"] for row in rows)
     assert num_restarted == (0 if on_weight_update == "continue" else 2 * NUM_REQUESTS)
-    assert sum(row["discarded_tokens"] for row in rows) == 0  # no restarted episode had a complete reply
+    assert sum(row["restart_discarded_tokens"] for row in rows) == 0  # no restarted episode had a complete reply
 
 
 @pytest.mark.slow

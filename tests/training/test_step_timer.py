@@ -51,7 +51,7 @@ def test_rollout_and_reward_add_up(clock):
         "seconds/train": 3.0,
         "seconds/weight_sync": 0.0,
     }
-    assert metrics["tokens_per_second"] == 20.0
+    assert metrics["sampled_tokens_per_second"] == 20.0
 
 
 def test_overlapping_waits_count_once(clock):
@@ -74,7 +74,7 @@ def test_overlapping_waits_count_once(clock):
     asyncio.run(score_both(timer))
     timer.end_phase("rollout")
     assert timer.compute_metrics(torch.device("cpu"), 0)["seconds/reward"] == 3.0
-    assert timer.compute_metrics(torch.device("cpu"), 0)["tokens_per_second"] == 0.0
+    assert timer.compute_metrics(torch.device("cpu"), 0)["sampled_tokens_per_second"] == 0.0
 
 
 def test_a_score_that_raises_stops_counting(clock):
@@ -134,13 +134,13 @@ def test_model_flops():
 def test_utilization_is_logged_for_known_gpus(monkeypatch, name, peak):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     metrics = step_timer.compute_update_speed(FakeBackbone(), build_report(), 2, 4.0)
-    assert metrics["tokens_per_second/train"] == 50.0
+    assert metrics["packed_tokens_per_second/train"] == 50.0
     assert metrics.get("mfu") == (peak and pytest.approx(2 * 31_200 / 4.0 / peak))
 
 
 def test_a_cpu_has_no_utilization():
     assert step_timer.compute_update_speed(FakeBackbone("cpu"), build_report(), 1, 4.0) == {
-        "tokens_per_second/train": 25.0
+        "packed_tokens_per_second/train": 25.0
     }
     assert step_timer.compute_update_speed(FakeBackbone("cpu"), None, 1, 4.0) == {}
 

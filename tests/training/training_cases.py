@@ -20,7 +20,7 @@ from saccade.runs import pipeline
 from saccade.training import rl, sft
 from saccade.types import Demonstration, Score, Task
 
-TIMING_METRICS = ("seconds/", "tokens_per_second", "memory_")
+TIMING_METRICS = ("seconds/", "sampled_tokens_per_second", "packed_tokens_per_second", "memory_")
 
 
 class Killed(BaseException):

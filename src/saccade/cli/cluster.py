@@ -57,7 +57,7 @@ def _show_status(
             status.num_finished_groups,
             status.num_finished_episodes,
             status.num_sampled_tokens,
-            round(status.tokens_per_second),
+            round(status.sampled_tokens_per_second),
             status.version,
         )
         workers.add_row(escape(name), escape(status.host), *(str(number) for number in numbers))

@@ -81,11 +81,11 @@ def _summarize(scored: Sequence[ScoredEpisode], calls: Sequence[Sequence[CallRec
     """Yield the statistics of the calls of each episode."""
     flat = [record for records in calls for record in records]
     yield "calls", len(flat) / len(scored)
-    yield "episodes", fmean(bool(records) for records in calls)
+    yield "frac_with_call", fmean(bool(records) for records in calls)
     if not flat:
         return
-    yield "errors", fmean(record.has_failed for record in flat)
-    yield "duplicates", fmean(record.is_duplicate for record in flat)
+    yield "frac_failed", fmean(record.has_failed for record in flat)
+    yield "frac_duplicate", fmean(record.is_duplicate for record in flat)
     yield "seconds", fmean(record.seconds for record in flat)
     rewards: tuple[list[float], list[float]] = ([], [])
     for outcome, records in zip(scored, calls, strict=True):

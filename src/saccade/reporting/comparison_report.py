@@ -45,7 +45,7 @@ COST_HEADER = (
     "packed tokens",
     "sampled tokens per episode",
     "visual tokens per episode",
-    "tokens per second",
+    "tokens per second (RL: sampled, SFT: packed)",
 )
 REPRODUCTION_NOTE = (
     "A run's recipe is complete, seed and data included; the commands need its model and data at the same paths."
@@ -165,7 +165,7 @@ def build_cost_section(metrics: Mapping[str, Rows]) -> ReportSection:
             means = (
                 _average(own, "sampled_tokens"),
                 _average(own, "visual_tokens"),
-                _average(own, "tokens_per_second"),
+                _average(own, f"{'sampled' if stage == 'rl' else 'packed'}_tokens_per_second"),
             )
             rows.append((name, stage, str(len(own)), format_duration(seconds) if seconds else "–", *totals, *means))
     table = Table(title="Cost", header=COST_HEADER, rows=tuple(rows))

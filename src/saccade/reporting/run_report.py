@@ -51,11 +51,11 @@ VALIDATION_STAGES = ("sft_validation", "rl_validation")
 # Columns of the tables of tool calls: the end of the metric's key, its label and format.
 CALL_COLUMNS = (
     ("calls", "calls per episode", ".2f"),
-    ("episodes", "episodes with a call", ".0%"),
-    ("errors", "failed, of the calls", ".0%"),
-    ("duplicates", "repeated, of the calls", ".0%"),
+    ("frac_with_call", "episodes with a call", ".0%"),
+    ("frac_failed", "failed, of the calls", ".0%"),
+    ("frac_duplicate", "repeated, of the calls", ".0%"),
     ("seconds", "seconds per call", ".2f"),
-    ("gain", "reward with − without a call", "+.2f"),
+    ("reward_diff", "reward with − without a call", "+.2f"),
 )
 EMPTY_RUN_WARNING = "This run holds no training step and no evaluation yet."
 RESULTS_NOTE = (

@@ -171,9 +171,10 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_seconds_by_stage(metrics: Mapping[str, float]) -> str:
-    """Format a step's duration with the shares of its longest stages, and its tokens per second.
+    """Format a step's duration with the shares of its longest stages, and its tokens per second:
+    sampled ones in RL, packed ones in SFT.
 
-    >>> format_seconds_by_stage({"seconds/rollout": 3.0, "seconds/train": 1.0, "tokens_per_second": 250.4})
+    >>> format_seconds_by_stage({"seconds/rollout": 3.0, "seconds/train": 1.0, "sampled_tokens_per_second": 250.4})
     '4.0 s: rollout 75%, train 25%; 250 tokens/s'
     """
     stages = {key.partition("/")[2]: value for key, value in metrics.items() if key.startswith("seconds/")}
@@ -181,7 +182,8 @@ def format_seconds_by_stage(metrics: Mapping[str, float]) -> str:
     longest = sorted(stages.items(), key=lambda item: -item[1])[:MAX_STAGES]
     shares = ", ".join(f"{name} {value / total:.0%}" for name, value in longest if total and value / total >= 0.005)
     texts = [f"{total:.1f} s: {shares}"] if total else []
-    texts += [f"{metrics['tokens_per_second']:.0f} tokens/s"] if "tokens_per_second" in metrics else []
+    speed = metrics.get("sampled_tokens_per_second", metrics.get("packed_tokens_per_second"))
+    texts += [f"{speed:.0f} tokens/s"] if speed is not None else []
     return "; ".join(texts)
 
 

@@ -54,7 +54,7 @@ class RestartOnUpdate:
     def add_metrics(self, metrics: Mapping[str, float]) -> None:
         """Add what another process restarted, as its `pop_metrics` returned it."""
         self._num_restarted += int(metrics.get("episodes/restarted", 0))
-        self._num_discarded_tokens += int(metrics.get("discarded_tokens", 0))
+        self._num_discarded_tokens += int(metrics.get("restart_discarded_tokens", 0))
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the number of episodes restarted since the last call, and the number of their discarded tokens.
@@ -63,7 +63,7 @@ class RestartOnUpdate:
         """
         metrics = {
             "episodes/restarted": float(self._num_restarted),
-            "discarded_tokens": float(self._num_discarded_tokens),
+            "restart_discarded_tokens": float(self._num_discarded_tokens),
         }
         self._num_restarted = self._num_discarded_tokens = 0
         return metrics

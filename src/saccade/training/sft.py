@@ -117,7 +117,7 @@ async def train(
                 "step": step + 1,
                 **report.as_metrics(),
                 "lr": compute_learning_rate(settings.optim, step, settings.steps),
-                "tokens_per_second": report.packed_tokens / (train_end - draw_start),
+                "packed_tokens_per_second": report.packed_tokens / (train_end - draw_start),
                 "seconds/draw": train_start - draw_start,
                 "seconds/train": train_end - train_start,
                 **compute_update_speed(components.backbone, report, 1, train_end - train_start),

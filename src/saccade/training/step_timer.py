@@ -93,7 +93,7 @@ class StepTimer:
         rollout_seconds = self.step_seconds if self._is_overlapped else self._phase_seconds["seconds/rollout"]
         return {
             **self._phase_seconds,
-            "tokens_per_second": num_sampled_tokens / rollout_seconds if num_sampled_tokens else 0.0,
+            "sampled_tokens_per_second": num_sampled_tokens / rollout_seconds if num_sampled_tokens else 0.0,
             **measure_peak_memory(device),
         }
 
@@ -116,7 +116,7 @@ def compute_update_speed(
     """
     if report is None or seconds <= 0:
         return {}
-    metrics = {"tokens_per_second/train": num_passes * report.packed_tokens / seconds}
+    metrics = {"packed_tokens_per_second/train": num_passes * report.packed_tokens / seconds}
     peak = find_peak_flops(torch.cuda.get_device_name(backbone.device)) if backbone.device.type == "cuda" else None
     if peak is not None and backbone.dtype == "bfloat16":
         flops = num_passes * estimate_flops(backbone, report.packed_tokens, report.trained_tokens)

@@ -102,7 +102,7 @@ class WorkerStatus:
     pid: int
     run: RunStatus | None  # None before the first heartbeat
     num_running_groups: int  # leased to it, those that it scores included
-    tokens_per_second: float  # sampled tokens of the groups that finished within the last minute
+    sampled_tokens_per_second: float  # sampled tokens of the groups that finished within the last minute
     num_finished_groups: int
     num_finished_episodes: int
     num_sampled_tokens: int

@@ -206,7 +206,7 @@ class RolloutWorker:
             pid=os.getpid(),
             run=self._run_status,
             num_running_groups=len(self._tasks),
-            tokens_per_second=sum(count for _, count in self._recent_tokens) / seconds,
+            sampled_tokens_per_second=sum(count for _, count in self._recent_tokens) / seconds,
             num_finished_groups=self._num_groups,
             num_finished_episodes=self._num_episodes,
             num_sampled_tokens=self._num_tokens,
