@@ -29,7 +29,7 @@ def collect_run(folder: Path) -> dict[str, Any]:
     comparison = compare_evaluations(evaluations, pairs=[(BEFORE, AFTER)])
     (change,) = comparison.changes
     run = Run.open(folder)
-    seconds = {stage: run.read_json(f"status/{stage}.json").get("seconds") for stage in STAGES}
+    seconds = {stage: run.read_json(f"finished_stages/{stage}.json").get("seconds") for stage in STAGES}
     difference, summaries = change.difference, comparison.summaries
     return {
         "task": summarize_task(run),

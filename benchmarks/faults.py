@@ -432,7 +432,7 @@ def inject_faults(
     assert process is not None
     while process.poll() is None and time.monotonic() - start < MAX_SECONDS:
         now, num_steps = time.monotonic(), len(set(training.read_steps()))
-        is_begun = (training.folder / "status").exists() or num_steps > 0
+        is_begun = (training.folder / "finished_stages").exists() or num_steps > 0
         if num_steps != previous:
             step_seconds = now - reached_at if previous >= 0 and is_begun else step_seconds
             previous, reached_at = num_steps, now

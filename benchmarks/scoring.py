@@ -16,7 +16,7 @@ import torch
 from _common import alternate, describe_machine, parser, show
 
 from saccade import plugins
-from saccade.evaluation.benchmark_result import build_plain_scorecard
+from saccade.evaluation.benchmark_result import build_plain_result
 from saccade.evaluation.benchmarks.base import Benchmark, Scoring, build_score_fn, grade_episodes
 from saccade.ledger import Ledger
 from saccade.types import AnswerType, Block, BlockKind, Episode, EpisodeStatus, Reply, ScoredEpisode, Task, Turn
@@ -89,7 +89,7 @@ def score_episodes(benchmark: Benchmark, episodes: Sequence[Episode], scoring: S
     score = build_score_fn(benchmark, scoring)
     scores = asyncio.run(score(episodes))
     scored = [ScoredEpisode(episode=episode, score=one) for episode, one in zip(episodes, scores, strict=True)]
-    return build_plain_scorecard(benchmark, grade_episodes(benchmark, scored, scoring), scoring=scoring).num_tasks
+    return build_plain_result(benchmark, grade_episodes(benchmark, scored, scoring), scoring=scoring).num_tasks
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

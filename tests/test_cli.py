@@ -105,7 +105,7 @@ def complete(monkeypatch, words):
         (["rl", "tiny/base", "rl.on_stale_group=d"], ["rl.on_stale_group=drop"]),
         (["eval", "runs", "--shar"], ["--shard"]),
         (["recipes", "explain", "rl.micro"], ["rl.micro_batch_size"]),
-        (["eval", "runs", "--bench", "mlvu,videomme_"], ["mlvu,videomme_subtitles"]),
+        (["eval", "runs", "--benchmarks", "mlvu,videomme_"], ["mlvu,videomme_subtitles"]),
         (["data", "import", "paravt_s"], ["paravt_sft"]),
         (["ablate", "tur"], ["turns"]),
     ],

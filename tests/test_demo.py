@@ -89,7 +89,7 @@ def test_reports_have_the_same_content(folder):
 
 def test_status_has_seconds_and_memory(folder):
     for name in ("data", "model", "sft", "sft_evaluation", "rl", "rl_evaluation"):
-        status = Run.open(folder).read_json(f"status/{name}.json")
+        status = Run.open(folder).read_json(f"finished_stages/{name}.json")
         assert status["seconds"] > 0
         assert status["memory_gib"] > 0
 
@@ -135,7 +135,7 @@ def test_folder_can_be_moved(folder, output, monkeypatch):
     try:
         monkeypatch.chdir(moved)
         before = {path: path.read_bytes() for path in (moved / "evaluations").iterdir()}
-        (moved / "status" / "rl_evaluation.json").unlink()
+        (moved / "finished_stages" / "rl_evaluation.json").unlink()
         again = good("demo", "--out", ".", "--resume")
         assert again[again.index("Accuracy on") : again.index("The run")] in output
         assert before == {path: path.read_bytes() for path in (moved / "evaluations").iterdir()}

@@ -132,7 +132,7 @@ def test_commands_that_reproduce_a_row_parse(page, tmp_path, monkeypatch):
             settings = [word.partition("=") for word in params["arguments"] if "=" in word]
             values = {key: yaml.safe_load(value) for key, _, value in settings}
             plugins.resolve("data.importers", params["source"], values)
-        for benchmark in filter(None, (params.get("bench") or "").split(",")):
+        for benchmark in filter(None, (params.get("benchmarks") or "").split(",")):
             assert f"`{benchmark}`" in page.read_text()
     assert len(recipes) > 4
     assert all(f"`{name}`" in page.read_text() for name in recipes if "ablations" in name)

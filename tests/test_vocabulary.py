@@ -71,6 +71,8 @@ WORDS = {
     "edition": "weight version",
     "editions": "weight versions",
     "tally": "progress",
+    "scorecard": "result of a benchmark",
+    "scorecards": "results of benchmarks",
 }
 # Names of recipe keys, metrics, types, functions and files that were renamed; today's name stands beside each.
 OLD_NAMES = {
@@ -195,6 +197,13 @@ OLD_NAMES = {
     "facts.json": "results.json",
     "starts.jsonl": "invocations.jsonl",
     "sheet.png": "contact_sheet.png",
+    "status/STAGE.json": "finished_stages/STAGE.json",
+    "status/sft.json": "finished_stages/sft.json",
+    "status/*.json": "finished_stages/*.json",
+    # the command line
+    "--bench": "--benchmarks",
+    "--bench-data": "--benchmark-data",
+    "saccade bench": "saccade perf",
 }
 OLD_NAME = re.compile(rf"(?<![\w/.])(?:{'|'.join(map(re.escape, OLD_NAMES))})(?!\w)")
 # (file, word or name): why it may stay there.

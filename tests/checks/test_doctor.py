@@ -241,7 +241,9 @@ def test_existing_run(tmp_path, model, dataset_folder):
 
 def test_unknown_stages_and_benchmarks(tmp_path):
     fail(ConfigError, "doctor", "tiny/para_grpo", "--stage", "train", key="--stage", value="train")
-    done = run("doctor", "tiny/para_grpo", "--stage", "eval", "--bench", "vstar,nothing", "--bench-data", tmp_path)
+    done = run(
+        "doctor", "tiny/para_grpo", "--stage", "eval", "--benchmarks", "vstar,nothing", "--benchmark-data", tmp_path
+    )
     assert done.exit_code == 1
     assert all(name in done.stderr for name in ("model", "vstar", "nothing"))
     assert "data.test" not in done.output

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.errors import DataError
-from saccade.evaluation.benchmark_result import build_scorecard, read_scorecard, write_scorecard
+from saccade.evaluation.benchmark_result import build_benchmark_result, read_benchmark_result, write_benchmark_result
 from saccade.evaluation.benchmarks.base import (
     Answer,
     Benchmark,
@@ -108,7 +108,7 @@ def test_estimate_equals_the_full_set_if_strata_decide(tmp_path):
     chosen = portion.select(tasks)
     results = grade(benchmark, chosen, {task.id: Answer(text=replies[task.id]) for task in chosen})
     episodes = [make_scored(task, 1.0) for task in chosen]
-    card = build_scorecard(
+    card = build_benchmark_result(
         benchmark,
         episodes,
         results,
@@ -129,8 +129,8 @@ def test_estimate_equals_the_full_set_if_strata_decide(tmp_path):
     cells = {cell for grid in grids for row in (grid.header, *grid.rows) for cell in row}
     assert {"accuracy, strict, a limited sample", "accuracy, strict, of all 100, estimated"} <= cells
     assert {"% of the 12 evaluated", "% of all 100, estimated", "12 of 100"} <= cells
-    write_scorecard(tmp_path / "mine.jsonl", card)
-    assert read_scorecard(tmp_path / "mine.scorecard.json") == card
+    write_benchmark_result(tmp_path / "mine.jsonl", card)
+    assert read_benchmark_result(tmp_path / "mine.benchmark_result.json") == card
 
 
 def test_estimate_for_the_tasks_of_a_run():

@@ -296,8 +296,8 @@ def test_failed_call_is_marked():
 def test_page_of_a_run_folder(tmp_path):
     (tmp_path / "recipe.yaml").write_text(dump_recipe(Recipe()))
     (tmp_path / "invocations.json").write_text(json.dumps([{"seed": 0, "torch": "2.9"}, {"seed": 0, "torch": "2.10"}]))
-    (tmp_path / "status").mkdir()
-    (tmp_path / "status" / "sft.json").write_text('{"seconds": 302}')
+    (tmp_path / "finished_stages").mkdir()
+    (tmp_path / "finished_stages" / "sft.json").write_text('{"seconds": 302}')
     values = {"loss": 1.0, "reward": 0.5, "seconds/train": 30.0, "seconds/draw": 1}
     rows = [{"stage": stage, "step": step, **values} for stage in ("rl", "sft") for step in (0, 1, 1)]
     (tmp_path / "metrics.jsonl").write_text("\n".join([*map(json.dumps, rows), '{"torn']))

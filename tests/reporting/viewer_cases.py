@@ -11,7 +11,7 @@ from toy_rows import MAKERS, write_copy
 from saccade import plugins
 from saccade.config.load import load_recipe
 from saccade.data.synthetic.video_writer import write_video
-from saccade.evaluation.benchmark_result import build_scorecard, write_scorecard
+from saccade.evaluation.benchmark_result import build_benchmark_result, write_benchmark_result
 from saccade.evaluation.benchmarks.base import Answer, grade
 from saccade.evaluation.records import Record
 from saccade.runs.run_folder import Run
@@ -41,7 +41,7 @@ def write_evaluation(folder, name, scored):
 
 
 def write_benchmark(folder, name, num_right, *, hostile=""):
-    """Write the scorecard of 12 questions; `hostile` is the last reply, which is wrong."""
+    """Write the result of 12 questions; `hostile` is the last reply, which is wrong."""
     benchmark = plugins.resolve("evaluation.benchmarks", "videomme", {})()
     rows = [{**row, "duration": ("short", "long")[i % 2]} for i, row in enumerate(islice(MAKERS["videomme"](), 12))]
     tasks = benchmark.load_tasks(write_copy("videomme", folder / "rows", rows), allow_incomplete=True)
@@ -50,8 +50,8 @@ def write_benchmark(folder, name, num_right, *, hostile=""):
     answers = {task.id: Answer(text=reply) for task, reply in zip(tasks, replies, strict=True)}
     conditions = {"environment": "parallel_crop", "temperature": "0", "tools": "on"}
     scored = [example(name="costs")]
-    card = build_scorecard(benchmark, scored, grade(benchmark, tasks, answers), conditions=conditions)
-    write_scorecard(folder / "evaluations" / f"{name}.jsonl", card)
+    card = build_benchmark_result(benchmark, scored, grade(benchmark, tasks, answers), conditions=conditions)
+    write_benchmark_result(folder / "evaluations" / f"{name}.jsonl", card)
 
 
 def build_rollouts(step, clip, groups=2, size=4):

@@ -11,7 +11,7 @@ from saccade.reporting.viewer.library import Library
 NAME = "test_sft_step-000001"  # the evaluation that `saccade train` wrote
 NAMES = (
     *("recipe.yaml", "invocations.json", "metrics.jsonl", "data_digests.json", "demonstration_check.json"),
-    *("status/sft.json", "status", f"evaluations/{NAME}.jsonl", "evaluations"),
+    *("finished_stages/sft.json", "finished_stages", f"evaluations/{NAME}.jsonl", "evaluations"),
     *(f"sft/step-000001/{name}" for name in ("config.json", "model.safetensors", "checksums.json", "tokenizer.json")),
 )
 

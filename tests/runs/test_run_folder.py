@@ -57,7 +57,7 @@ def test_stage_status(run):
     assert not run.is_done("sft")
     run.mark_done("sft", {"checkpoint": "sft/480"})
     assert run.is_done("sft")
-    assert run.read_json("status/sft.json") == {"checkpoint": "sft/480"}
+    assert run.read_json("finished_stages/sft.json") == {"checkpoint": "sft/480"}
 
 
 def test_existing_run_needs_resume(run, recipe):

@@ -53,7 +53,7 @@ def test_an_interrupted_training(trained, tmp_path):
     """It was killed while it wrote a line of metrics and an episode file, and its model was moved."""
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
-    for name in ("rl", "sft", "status"):
+    for name in ("rl", "sft", "finished_stages"):
         shutil.rmtree(folder / name)
     lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_bytes(b"".join(lines[:6]) + lines[6][:40])

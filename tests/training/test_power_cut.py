@@ -110,7 +110,7 @@ def test_a_resumed_run_finds_its_recipe_metrics_and_results(tmp_path):
         if (copy / results_name).exists():
             results = read_jsonl(copy / results_name, dict, skip_truncated_line=True)
         run.read_invocations()
-        is_done = run.is_done("sft") and run.read_json("status/sft.json") == {"checkpoint": "x"}
+        is_done = run.is_done("sft") and run.read_json("finished_stages/sft.json") == {"checkpoint": "x"}
         return len(run.read_metrics("sft")), len(results), is_done
 
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""`saccade eval RUN --bench videomme,mlvu --bench-data FOLDER`: evaluate published benchmarks, one after the other."""
+"""`saccade eval RUN --benchmarks videomme,mlvu --benchmark-data FOLDER`: evaluate published benchmarks in turn."""
 
 import functools
 import os
@@ -155,10 +155,10 @@ def merge_benchmarks(
     checked_scoring, benchmarks = _parse_scoring(scoring), _resolve_benchmarks(names)
     for _, benchmark in benchmarks:
         name = format_evaluation_name(benchmark.name, suffix)
-        scorecard = evaluation.merge_benchmark_shards(
+        benchmark_result = evaluation.merge_benchmark_shards(
             folder, benchmark, name=name, scoring=checked_scoring, other_folders=other_folders
         )
-        print_tables(build_evaluation_tables(name, scorecard, {}))
+        print_tables(build_evaluation_tables(name, benchmark_result, {}))
     print_text(out, f"Report: {write_benchmark_report(folder)}")
 
 
@@ -186,7 +186,7 @@ def _resolve_benchmarks(names: Sequence[str]) -> list[tuple[str, Any]]:
     """Return the benchmarks of these names, each with the name of its plugin."""
     names = [name.strip() for name in names]
     for name in names:
-        _require_benchmark(name, "--bench")
+        _require_benchmark(name, "--benchmarks")
     resolved = [BENCHMARK_ALIASES.get(name, (name, {})) for name in names]
     return [(name, plugins.resolve("evaluation.benchmarks", name, settings)()) for name, settings in resolved]
 

@@ -28,8 +28,10 @@ def doctor(
     model: Annotated[str | None, MODEL_OR_SERVER] = None,
     data: Annotated[Path | None, typer.Option(help="A folder made by `saccade data synth`.")] = None,
     stage: Annotated[str, typer.Option(help="The stages to check, of sft,rl,eval.")] = "",
-    bench: Annotated[str, typer.Option(help="Benchmarks of the evaluation, such as videomme,mlvu.")] = "",
-    bench_data: Annotated[Path, typer.Option(help="A folder with a copy of each by name; or hub:main.")] = Path("data"),
+    benchmarks: Annotated[str, typer.Option(help="Benchmarks of the evaluation, such as videomme,mlvu.")] = "",
+    benchmark_data: Annotated[Path, typer.Option(help="A folder with a copy of each by name; or hub:main.")] = Path(
+        "data"
+    ),
 ) -> None:
     """Check this machine (versions, device, video, disk, sandbox), or everything that a run of a recipe needs:
     settings, extras, device, model, data, context, memory, disk, servers, sandbox. No weights are loaded.
@@ -56,14 +58,14 @@ def doctor(
         stages = list_stages(loaded)  # those that `saccade train` would run
     else:
         stages = [name for name in STAGES if name == "eval" or name in loaded.model_fields_set]
-    if bench and "eval" not in stages:
+    if benchmarks and "eval" not in stages:
         stages = [*stages, "eval"]
-    results = [pipeline.check_run(folder, loaded, stages, uses_own_tasks=not bench)]
-    if bench:
+    results = [pipeline.check_run(folder, loaded, stages, uses_own_tasks=not benchmarks)]
+    if benchmarks:
         from saccade.cli.benchmark import BenchmarkData, check_benchmarks
 
-        copies = BenchmarkData(source=bench_data, allow_incomplete=False, scoring="strict")
-        results.append(check_benchmarks(loaded, bench.split(","), copies))
+        copies = BenchmarkData(source=benchmark_data, allow_incomplete=False, scoring="strict")
+        results.append(check_benchmarks(loaded, benchmarks.split(","), copies))
     _print_results(itertools.chain.from_iterable(results), f"a run of {recipe} would fail; fix {{}}")
 
 

@@ -91,11 +91,13 @@ def evaluate(
     name: Annotated[
         str | None, typer.Option(help="Name of the evaluation: test by default; for a benchmark, a suffix.")
     ] = None,
-    bench: Annotated[
+    benchmarks: Annotated[
         str,
         typer.Option(help="Benchmarks instead of tasks, such as videomme,mlvu.", autocompletion=_complete_benchmark),
     ] = "",
-    bench_data: Annotated[Path, typer.Option(help="A folder with a copy of each by name; or hub:main.")] = Path("data"),
+    benchmark_data: Annotated[Path, typer.Option(help="A folder with a copy of each by name; or hub:main.")] = Path(
+        "data"
+    ),
     scoring: ScoringMode = "strict",
     allow_incomplete: Annotated[
         bool, typer.Option("--allow-incomplete", help="Accept a copy with fewer questions than published.")
@@ -110,7 +112,7 @@ def evaluate(
         bool, typer.Option("--shuffle-options", help="Shuffle the options of each episode.")
     ] = False,
     use_tools: Annotated[str | None, typer.Option(help="on, or off for the no-tool control.")] = None,
-    hub: Annotated[str, typer.Option(help="The hub, or a mirror, for --bench-data hub:main.")] = DEFAULT_ENDPOINT,
+    hub: Annotated[str, typer.Option(help="The hub, or a mirror, for --benchmark-data hub:main.")] = DEFAULT_ENDPOINT,
 ) -> None:
     """Evaluate a run's newest checkpoint, or a model by a recipe; the results are written to the run's folder.
 
@@ -119,8 +121,10 @@ def evaluate(
     `saccade eval merge RUN COPY...` merges the shards of several machines; `saccade eval compare A B` compares two
     evaluations.
     """
-    if bench and tasks is not None:
-        raise ConfigError("--bench has its own tasks; leave out --tasks, or --bench", key="--tasks", value=str(tasks))
+    if benchmarks and tasks is not None:
+        raise ConfigError(
+            "--benchmarks has its own tasks; leave out --tasks, or --benchmarks", key="--tasks", value=str(tasks)
+        )
     overrides = {
         "evaluation.limit": limit,
         "evaluation.num_samples": num_samples,
@@ -140,10 +144,12 @@ def evaluate(
     if config.num_samples > 1 and not config.temperature and not config.shuffle_options:
         count = config.num_samples
         print_text(out, f"At temperature 0 a task's {count} episodes are identical; set evaluation.temperature=1")
-    if bench:
+    if benchmarks:
         prepare()
-        copies = BenchmarkData(source=bench_data, allow_incomplete=allow_incomplete, scoring=scoring, hub_endpoint=hub)
-        names, suffix = bench.split(","), name or ""
+        copies = BenchmarkData(
+            source=benchmark_data, allow_incomplete=allow_incomplete, scoring=scoring, hub_endpoint=hub
+        )
+        names, suffix = benchmarks.split(","), name or ""
         run_benchmarks(
             folder,
             loaded,
@@ -220,21 +226,21 @@ def merge(
     folder: RunFolder,
     others: Annotated[list[Path] | None, typer.Argument(help="Copies of the run from other machines.")] = None,
     name: Annotated[str, typer.Option(help="Name of the evaluation: test by default.")] = "",
-    bench: Annotated[str, typer.Option(help="Benchmarks whose shards are merged and reported.")] = "",
+    benchmarks: Annotated[str, typer.Option(help="Benchmarks whose shards are merged and reported.")] = "",
     scoring: ScoringMode = "strict",
 ) -> None:
     """Merge the shards of an evaluation into the results that one machine would have written.
 
-    With --bench, the report on these benchmarks is written too, without running episodes; --name is then the suffix
-    given to the evaluation.
+    With --benchmarks, the report on these benchmarks is written too, without running episodes; --name is then the
+    suffix given to the evaluation.
     """
     from saccade.evaluation.records import read_scored_episodes
     from saccade.evaluation.shards import merge_shards
 
     for run_folder in (folder, *(others or ())):
         Run.open(run_folder)
-    if bench:
-        merge_benchmarks(folder, bench.split(","), suffix=name, scoring=scoring, other_folders=others or ())
+    if benchmarks:
+        merge_benchmarks(folder, benchmarks.split(","), suffix=name, scoring=scoring, other_folders=others or ())
         return
     name = name or "test"
     path = merge_shards(folder, name, others or ())

@@ -1,4 +1,4 @@
-"""Compute the scorecard of a benchmark: its metrics with intervals, the cost per question, and example answers.
+"""Compute the result of a benchmark: its metrics with intervals, the cost per question, and example answers.
 
 Intervals are 95 % intervals over the benchmark's clusters (`Benchmark.cluster_key`): questions about one video, or
 variants of one problem, form one cluster, so that dependent questions don't narrow the interval. The jackknife
@@ -39,7 +39,7 @@ MAX_JACKKNIFE_GROUPS = 1000  # each recomputes every metric of the benchmark
 PERCENT_BOUNDS: Interval = (0.0, 100.0)
 NUM_EXAMPLES = 4  # answers per category
 ANSWER_CATEGORIES = ("error", "unparsed", "undecided", "wrong", "partly", "right")
-SCORECARD_SUFFIX = ".scorecard.json"
+RESULT_SUFFIX = ".benchmark_result.json"
 LIMITED_SAMPLE = "a limited sample"
 LIMITED_SAMPLE_NOTE = (
     "rows of a table have equally many questions, regardless of their sizes; "
@@ -79,7 +79,7 @@ class FullSetEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scorecard:
+class BenchmarkResult:
     """Report a benchmark's numbers over the `num_answers` answers to its `num_tasks` tasks in `num_clusters` clusters.
 
     If some answers are `undecided`, `metrics` is the lower bound and `upper_bounds` the upper (else both are equal).
@@ -129,9 +129,9 @@ class Scorecard:
         return f"{self.scoring}, {LIMITED_SAMPLE}" if LIMITED_SAMPLE in self.conditions else self.scoring
 
 
-def build_plain_scorecard(
+def build_plain_result(
     benchmark: Benchmark, results: Sequence[GradedAnswer], *, scoring: Scoring = "strict", judge: str = ""
-) -> Scorecard:
+) -> BenchmarkResult:
     """Compute metrics and tables; several results of one task are its samples. Raises DataError without a result."""
     if not results:
         raise DataError(f"{benchmark.name} has no result to report; run the evaluation first", key=benchmark.name)
@@ -144,7 +144,7 @@ def build_plain_scorecard(
         for result in results
     ]
     errors = [result.answer.error for result in results if result.answer.error is not None]
-    return Scorecard(
+    return BenchmarkResult(
         benchmark=benchmark.name,
         scoring=scoring,
         num_tasks=len(values),
@@ -162,7 +162,7 @@ def build_plain_scorecard(
     )
 
 
-def build_scorecard(
+def build_benchmark_result(
     benchmark: Benchmark,
     scored: Sequence[ScoredEpisode],
     results: Sequence[GradedAnswer],
@@ -171,9 +171,9 @@ def build_scorecard(
     judge: str = "",
     conditions: Mapping[str, str] | None = None,
     stratified_weights: StratifiedWeights | None = None,
-) -> Scorecard:
-    """Build the whole scorecard; `conditions` describe the evaluation. Raises DataError without a result."""
-    scorecard = build_plain_scorecard(benchmark, results, scoring=scoring, judge=judge)
+) -> BenchmarkResult:
+    """Build the whole result; `conditions` describe the evaluation. Raises DataError without a result."""
+    benchmark_result = build_plain_result(benchmark, results, scoring=scoring, judge=judge)
     rows_by_stratum = {name: group_by_label(results, fn) for name, fn in benchmark.strata.items()}
     clusters, full_set = [benchmark.cluster_key(result.task) for result in results], None
     if stratified_weights is not None:
@@ -185,7 +185,7 @@ def build_scorecard(
             intervals=compute_intervals(weighted, clusters, benchmark.compute_metrics),
         )
     return replace(
-        scorecard,
+        benchmark_result,
         num_clusters=len({*clusters}),
         conditions=dict(conditions or {}),
         intervals=compute_intervals(results, clusters, benchmark.compute_metrics),
@@ -232,24 +232,28 @@ def describe_conditions(recipe: Recipe, checkpoint: Path | None) -> dict[str, st
     return conditions
 
 
-def write_scorecard(results: Path, scorecard: Scorecard) -> Path:
-    """Write the scorecard of an evaluation next to its results file."""
-    return write_json(results.with_suffix(SCORECARD_SUFFIX), scorecard)
+def write_benchmark_result(results: Path, benchmark_result: BenchmarkResult) -> Path:
+    """Write the result of an evaluation next to its results file."""
+    return write_json(results.with_suffix(RESULT_SUFFIX), benchmark_result)
 
 
-def read_scorecards(folder: Path) -> dict[str, Scorecard]:
-    """Return a run's scorecards by the names of their evaluations, in order. Raises DataError for none or a bad one."""
-    paths = sorted((folder / "evaluations").glob(f"*{SCORECARD_SUFFIX}"))
+def read_benchmark_results(folder: Path) -> dict[str, BenchmarkResult]:
+    """Return a run's results of benchmarks by the names of their evaluations, in order.
+
+    Raises DataError for none or a bad one.
+    """
+    paths = sorted((folder / "evaluations").glob(f"*{RESULT_SUFFIX}"))
     if not paths:
         raise DataError(
-            f"{folder} contains no benchmark evaluation; run `saccade eval {folder} --bench …` first", key=str(folder)
+            f"{folder} contains no benchmark evaluation; run `saccade eval {folder} --benchmarks …` first",
+            key=str(folder),
         )
-    return {path.name.removesuffix(SCORECARD_SUFFIX): read_scorecard(path) for path in paths}
+    return {path.name.removesuffix(RESULT_SUFFIX): read_benchmark_result(path) for path in paths}
 
 
-def read_scorecard(path: Path) -> Scorecard:
-    """Return the scorecard of a file. Raises DataError if it is invalid."""
-    return read_json(path, Scorecard, hint="delete it and evaluate again")
+def read_benchmark_result(path: Path) -> BenchmarkResult:
+    """Return the result of a file. Raises DataError if it is invalid."""
+    return read_json(path, BenchmarkResult, hint="delete it and evaluate again")
 
 
 def average_over_samples(metrics_fn: MetricsFn, results: Sequence[GradedAnswer]) -> dict[str, float]:

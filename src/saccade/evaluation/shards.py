@@ -85,7 +85,11 @@ def merge_shards(folder: Path, name: str, other_runs: Sequence[Path] = ()) -> Pa
     if not manifests:
         manifest_paths = (path for run in runs for path in (run / SHARDS_DIR).glob(f"*/*{MANIFEST_SUFFIX}"))
         others = sorted({path.parent.name for path in manifest_paths})
-        also = f", but some of {', '.join(map(repr, others))} (--name, or --bench for a benchmark's)" if others else ""
+        also = (
+            f", but some of {', '.join(map(repr, others))} (--name, or --benchmarks for a benchmark's)"
+            if others
+            else ""
+        )
         raise RunError(
             f"{', '.join(map(str, (folder, *other_runs)))} holds no shard of {name!r}{also}; "
             "evaluate with --shard 1/n to n/n first, on any machines",

@@ -1,4 +1,4 @@
-"""Report a run's benchmarks: all scorecards of its folder, with published scores for reference."""
+"""Report a run's benchmarks: all results of its folder, with published scores for reference."""
 
 import functools
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from saccade.engines.sampling_filters import NEUTRAL_VALUES
-from saccade.evaluation.benchmark_result import Scorecard, read_scorecards
+from saccade.evaluation.benchmark_result import BenchmarkResult, read_benchmark_results
 from saccade.metrics.statistics import Interval
 from saccade.metrics.tables import Bar, Table
 from saccade.utils.files import convert_file_errors, write_atomically, write_text
@@ -70,19 +70,19 @@ def get_reference_scores(benchmark: str) -> list[ReferenceScore]:
 
 
 def write_benchmark_report(folder: Path, *, metadata: Mapping[str, Any] | None = None) -> Path:
-    """Write evaluations/benchmarks.json, .md (with a .png) and .html from all *.scorecard.json; return the page's path.
+    """Write evaluations/benchmarks.json, .md (with a .png) and .html from all *.benchmark_result.json.
 
-    Raises DataError if no benchmark has been evaluated, RunError if a file can't be written.
+    Return the page's path. Raises DataError if no benchmark has been evaluated, RunError if a file can't be written.
     """
     # These import matplotlib, which a score in the terminal doesn't need.
     from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, render_template
     from saccade.reporting.run_report import collect_metadata
 
-    scorecards = read_scorecards(folder)
+    benchmark_results = read_benchmark_results(folder)
     metadata = {**(metadata or {}), **collect_metadata(folder)}
-    references = {card.benchmark: get_reference_scores(card.benchmark) for card in scorecards.values()}
-    path, draw = folder / "evaluations" / "benchmarks", functools.partial(plot_scores, scorecards, references)
-    scores, costs, *published = build_overview_tables(scorecards, references)
+    references = {card.benchmark: get_reference_scores(card.benchmark) for card in benchmark_results.values()}
+    path, draw = folder / "evaluations" / "benchmarks", functools.partial(plot_scores, benchmark_results, references)
+    scores, costs, *published = build_overview_tables(benchmark_results, references)
     plot = Plot(title="Score against visual tokens per question", draw=draw)
     report = Report(
         kind="benchmarks",
@@ -95,12 +95,12 @@ def write_benchmark_report(folder: Path, *, metadata: Mapping[str, Any] | None =
                 ReportSection(
                     title=name, tables=(*build_evaluation_tables(name, card, references), build_example_table(card))
                 )
-                for name, card in scorecards.items()
+                for name, card in benchmark_results.items()
             ),
             *(ReportSection(title=table.title, notes=(COMPARABILITY_WARNING,), tables=(table,)) for table in published),
         ),
     )
-    values = {"metadata": metadata, "warning": COMPARABILITY_WARNING, "evaluations": scorecards}
+    values = {"metadata": metadata, "warning": COMPARABILITY_WARNING, "evaluations": benchmark_results}
     write_json(path.with_suffix(".json"), {**values, "reference_scores": references})
     write_text(path.with_suffix(".md"), format_markdown(report, ["benchmarks.png"]))
     picture = path.with_suffix(".png")
@@ -110,18 +110,18 @@ def write_benchmark_report(folder: Path, *, metadata: Mapping[str, Any] | None =
 
 
 def plot_scores(
-    scorecards: Mapping[str, Scorecard], references: References, *, fmt: Literal["svg", "png"] = "svg"
+    benchmark_results: Mapping[str, BenchmarkResult], references: References, *, fmt: Literal["svg", "png"] = "svg"
 ) -> bytes | None:
     """Plot score against visual tokens per question; published scores with known tokens are hollow points."""
     from saccade.reporting.plots import Point, plot_points
 
     points = []
-    for name, card in scorecards.items():
+    for name, card in benchmark_results.items():
         label = f"{name}, estimated" if card.full_set else name
         score = card.full_set.get_score(card.primary_metric) if card.full_set else (card.score, card.interval)
         tokens, (value, (low, high)) = card.costs["visual_tokens"], score
         points.append(Point(name=label, group=card.benchmark, x=tokens, y=value, low=low, high=high))
-    for benchmark, metric in {card.benchmark: card.primary_metric for card in scorecards.values()}.items():
+    for benchmark, metric in {card.benchmark: card.primary_metric for card in benchmark_results.values()}.items():
         for reference in references[benchmark]:
             if reference.visual_tokens is not None and reference.metric == metric:
                 label = f"{benchmark}: {reference.model} (published)"
@@ -131,9 +131,9 @@ def plot_scores(
     return plot_points(points, x_label=x_label, y_label=y_label, fmt=fmt)
 
 
-def build_overview_tables(scorecards: Mapping[str, Scorecard], references: References) -> list[Table]:
+def build_overview_tables(benchmark_results: Mapping[str, BenchmarkResult], references: References) -> list[Table]:
     """Build the tables over all evaluations: scores, costs and, if there are any, published scores."""
-    tables = [_build_score_table(scorecards, references), _build_cost_table(scorecards)]
+    tables = [_build_score_table(benchmark_results, references), _build_cost_table(benchmark_results)]
     rows = []
     for score in (score for scores in references.values() for score in scores):
         tokens = "–" if score.visual_tokens is None else f"{score.visual_tokens:.0f}"
@@ -145,7 +145,7 @@ def build_overview_tables(scorecards: Mapping[str, Scorecard], references: Refer
     return tables
 
 
-def _build_score_table(scorecards: Mapping[str, Scorecard], references: References) -> Table:
+def _build_score_table(benchmark_results: Mapping[str, BenchmarkResult], references: References) -> Table:
     rows, bars = list[tuple[str, ...]](), list[Bar]()
 
     def add_row(name: str, label: str, score: float, interval: Interval, others: Sequence[ReferenceScore]) -> None:
@@ -153,7 +153,7 @@ def _build_score_table(scorecards: Mapping[str, Scorecard], references: Referenc
         marks = tuple((f"{other.model} {other.value} (published)", other.value) for other in others)
         bars.append(Bar(value=score, low=interval[0], high=interval[1], maximum=100.0, marks=marks))
 
-    for name, card in scorecards.items():
+    for name, card in benchmark_results.items():
         metric, others = card.primary_metric, _find_others(references, card, card.primary_metric)
         upper_bound = f" (at most {card.upper_bounds[metric]:.2f})" if card.undecided else ""
         # Published scores are of the full set, so they are in the row of its estimate.
@@ -170,7 +170,7 @@ def _build_score_table(scorecards: Mapping[str, Scorecard], references: Referenc
     return Table(title="Scores", header=header, rows=tuple(rows), bars=tuple(bars))
 
 
-def _build_cost_table(scorecards: Mapping[str, Scorecard]) -> Table:
+def _build_cost_table(benchmark_results: Mapping[str, BenchmarkResult]) -> Table:
     columns = {
         "calls": ("tool calls", ".2f"),
         "frac_with_tool_call": ("with calls", ".0%"),
@@ -181,38 +181,43 @@ def _build_cost_table(scorecards: Mapping[str, Scorecard]) -> Table:
     }
     rows = tuple(
         (name, *(format(card.costs[key], style) for key, (_, style) in columns.items()))
-        for name, card in scorecards.items()
+        for name, card in benchmark_results.items()
     )
     return Table(title="Cost per question", header=("", *(label for label, _ in columns.values())), rows=rows)
 
 
-def build_evaluation_tables(name: str, scorecard: Scorecard, references: References) -> list[Table]:
+def build_evaluation_tables(name: str, benchmark_result: BenchmarkResult, references: References) -> list[Table]:
     """Build the tables of one evaluation: metrics, counts, conditions and strata."""
     rows = [
         [
             metric,
-            format_interval(value, scorecard.intervals[metric]),
-            format_interval(*scorecard.full_set.get_score(metric)) if scorecard.full_set else "",
-            _format_models(_find_others(references, scorecard, metric)),
+            format_interval(value, benchmark_result.intervals[metric]),
+            format_interval(*benchmark_result.full_set.get_score(metric)) if benchmark_result.full_set else "",
+            _format_models(_find_others(references, benchmark_result, metric)),
         ]
-        for metric, value in scorecard.metrics.items()
+        for metric, value in benchmark_result.metrics.items()
     ]
-    rows += [[rate, f"{value:.2f}", "–", "–"] for rate, value in scorecard.at_k.items()]
-    if scorecard.undecided:
-        upper_bound = f"{scorecard.upper_bounds[scorecard.primary_metric]:.2f}"
-        rows.append([f"{scorecard.primary_metric}, at most", upper_bound, "–", "–"])
-    size = scorecard.full_set.num_questions if scorecard.full_set else 0
-    label = f"% of the {scorecard.num_tasks} evaluated" if size else "%"
+    rows += [[rate, f"{value:.2f}", "–", "–"] for rate, value in benchmark_result.at_k.items()]
+    if benchmark_result.undecided:
+        upper_bound = f"{benchmark_result.upper_bounds[benchmark_result.primary_metric]:.2f}"
+        rows.append([f"{benchmark_result.primary_metric}, at most", upper_bound, "–", "–"])
+    size = benchmark_result.full_set.num_questions if benchmark_result.full_set else 0
+    label = f"% of the {benchmark_result.num_tasks} evaluated" if size else "%"
     header = ["", label, f"% of all {size}, estimated", "published by others"]
     columns = [0, 1, *([2] if size else []), *([3] if references else [])]
     header, *rows = ([line[column] for column in columns] for line in (header, *rows))
-    metrics = Table(title=f"{name} ({scorecard.scoring_label})", header=tuple(header), rows=tuple(map(tuple, rows)))
-    tables = [metrics, Table(title=f"{name}, counts", header=("", ""), rows=tuple(_iterate_counts(scorecard)))]
-    if scorecard.conditions:
-        conditions = tuple(scorecard.conditions.items())
+    metrics = Table(
+        title=f"{name} ({benchmark_result.scoring_label})", header=tuple(header), rows=tuple(map(tuple, rows))
+    )
+    tables = [metrics, Table(title=f"{name}, counts", header=("", ""), rows=tuple(_iterate_counts(benchmark_result)))]
+    if benchmark_result.conditions:
+        conditions = tuple(benchmark_result.conditions.items())
         tables.append(Table(title=f"{name}, conditions", header=("", ""), rows=conditions, is_folded=True))
-    for stratum, cells in scorecard.strata.items():
-        intervals, clusters = scorecard.stratum_intervals[stratum], scorecard.stratum_clusters.get(stratum, {})
+    for stratum, cells in benchmark_result.strata.items():
+        intervals, clusters = (
+            benchmark_result.stratum_intervals[stratum],
+            benchmark_result.stratum_clusters.get(stratum, {}),
+        )
         cell_rows = tuple(
             (row, f"{cell.n} / {clusters.get(row, '–')}", format_interval(cell.value, intervals[row]))
             for row, cell in cells.items()
@@ -223,10 +228,10 @@ def build_evaluation_tables(name: str, scorecard: Scorecard, references: Referen
     return tables
 
 
-def build_example_table(scorecard: Scorecard) -> Table:
+def build_example_table(benchmark_result: BenchmarkResult) -> Table:
     """Build the table of example answers, failures first."""
     rows = []
-    for example in scorecard.examples:
+    for example in benchmark_result.examples:
         extracted = "–" if example.extracted is None else example.extracted
         question = (example.task_id, example.category, example.question, example.ground_truth)
         rows.append((*question, extracted, example.response))
@@ -234,29 +239,32 @@ def build_example_table(scorecard: Scorecard) -> Table:
     return Table(title="Example answers, failures first", header=header, rows=tuple(rows), is_folded=True)
 
 
-def _iterate_counts(scorecard: Scorecard) -> Iterator[tuple[str, str]]:
+def _iterate_counts(benchmark_result: BenchmarkResult) -> Iterator[tuple[str, str]]:
     """Yield the main settings, counts of questions, answers and failures, and the judge."""
-    full_set, conditions = scorecard.full_set, scorecard.conditions
+    full_set, conditions = benchmark_result.full_set, benchmark_result.conditions
     if settings := [f"{name} {conditions[name]}" for name in HEADER_CONDITIONS if name in conditions]:
         yield "settings", ", ".join(settings)
-    yield "questions", f"{scorecard.num_tasks}{f' of {full_set.num_questions}' if full_set else ''}"
-    yield "clusters (videos or problems)", str(scorecard.num_clusters)
+    yield "questions", f"{benchmark_result.num_tasks}{f' of {full_set.num_questions}' if full_set else ''}"
+    yield "clusters (videos or problems)", str(benchmark_result.num_clusters)
     if full_set and full_set.uncovered:
         yield "in strata that the sample leaves out", f"{full_set.uncovered:.0%}, estimated from neighboring strata"
-    if scorecard.num_answers != scorecard.num_tasks:
-        yield "answers", str(scorecard.num_answers)
-    yield "errors, counted as wrong", str(scorecard.errors)
-    if scorecard.reason:
-        yield "the first error", scorecard.reason
-    yield "unparsed", str(scorecard.unparsed)
-    if scorecard.judge:
-        yield "judge", scorecard.judge
-    if scorecard.undecided:
-        yield "without a verdict" if scorecard.judge else "for a judge to decide", str(scorecard.undecided)
+    if benchmark_result.num_answers != benchmark_result.num_tasks:
+        yield "answers", str(benchmark_result.num_answers)
+    yield "errors, counted as wrong", str(benchmark_result.errors)
+    if benchmark_result.reason:
+        yield "the first error", benchmark_result.reason
+    yield "unparsed", str(benchmark_result.unparsed)
+    if benchmark_result.judge:
+        yield "judge", benchmark_result.judge
+    if benchmark_result.undecided:
+        yield (
+            "without a verdict" if benchmark_result.judge else "for a judge to decide",
+            str(benchmark_result.undecided),
+        )
 
 
-def _find_others(references: References, scorecard: Scorecard, metric: str) -> list[ReferenceScore]:
-    scores = references.get(scorecard.benchmark, ())
+def _find_others(references: References, benchmark_result: BenchmarkResult, metric: str) -> list[ReferenceScore]:
+    scores = references.get(benchmark_result.benchmark, ())
     return [score for score in scores if score.metric == metric and not score.is_ablation]
 
 

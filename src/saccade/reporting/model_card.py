@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.config.schema import Recipe
-from saccade.evaluation.benchmark_result import Scorecard
+from saccade.evaluation.benchmark_result import BenchmarkResult
 from saccade.evaluation.compare import Evaluation, compare_evaluations
 from saccade.metrics.tables import Table
 from saccade.reporting.benchmark_report import READING_GUIDE, build_overview_tables
@@ -44,7 +44,7 @@ _VALIDATION_NOTE = (
 class ModelCard:
     """What a card says: `stage`, "sft" or "rl", and `step` name the checkpoint of a `run`.
 
-    `evaluations` and `scorecards` (of benchmarks) are by name, and of these weights alone; `validation` is the row that
+    `evaluations` and `benchmark_results` are by name, and of these weights alone; `validation` is the row that
     the run logged for the step, {} for none. `metadata` are seed, versions and machine of the training.
     """
 
@@ -55,7 +55,7 @@ class ModelCard:
     recipe_text: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
-    scorecards: Mapping[str, Scorecard] = field(default_factory=dict)
+    benchmark_results: Mapping[str, BenchmarkResult] = field(default_factory=dict)
     validation: Mapping[str, Any] = field(default_factory=dict)
     is_adapter: bool = False
 
@@ -111,8 +111,8 @@ def _build_scores(card: ModelCard) -> list[ReportSection]:
     if card.evaluations:
         summary = build_tables(compare_evaluations(card.evaluations, pairs=()))[0]
         sections.append(ReportSection(title=summary.title, notes=(RESULTS_NOTE,), tables=(summary,)))
-    if card.scorecards:
-        scores, costs = build_overview_tables(card.scorecards, {})
+    if card.benchmark_results:
+        scores, costs = build_overview_tables(card.benchmark_results, {})
         sections.append(ReportSection(title="Benchmarks", notes=(READING_GUIDE,), tables=(scores, costs)))
     if rows := _build_validation_rows(card.validation):
         header = ("", "accuracy", "tasks / clips / episodes")

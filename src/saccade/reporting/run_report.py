@@ -248,7 +248,7 @@ def collect_metadata(folder: Path) -> dict[str, Any]:
     if len(invocations) > 1:
         metadata["invocations"] = len(invocations)
     wall_times = {stage: sum(map(compute_step_seconds, rows)) for stage, rows in read_metrics(folder).items()}
-    for path in sorted(folder.glob("status/*.json")):
+    for path in sorted(folder.glob("finished_stages/*.json")):
         hint = "delete it, and repeat the command that wrote it with --resume"
         seconds = read_json(path, dict[str, Any], hint=hint).get("seconds")
         wall_times |= {path.stem: seconds} if isinstance(seconds, int | float) else {}
@@ -417,7 +417,7 @@ def build_training_tables(folder: Path, stages: Mapping[str, Sequence[Mapping[st
         raised = find_alarms(recipe.alarms, steps, validation_rows)
         alarms += [(stage, str(step), name, text, recipe.alarms[name].action) for step, name, text in raised]
         validations += [(stage, *cells) for row in validation_rows for cells in _format_validation(row)]
-        is_finished = (folder / "status" / f"{stage}.json").is_file()
+        is_finished = (folder / "finished_stages" / f"{stage}.json").is_file()
         last = steps[-1]["step"] if steps else 0
         # A validation beside the training may raise an alarm some steps later: its mark then begins in the last row.
         marks = [{name for name in recipe.alarms if row.get(f"{ALARM_PREFIX}{name}")} for row in steps[-2:]]

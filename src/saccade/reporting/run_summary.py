@@ -71,7 +71,7 @@ def summarize_run(folder: Path, is_running: Callable[[Path], bool]) -> RunSummar
     progress = {stage: (own[-1]["step"], _get_number(recipe, stage, "steps")) for stage, own in by_stage.items() if own}
     last = next((by_stage[stage] for stage in reversed(STAGES) if by_stage[stage]), [])
     evaluations = [path.stem for path in list_results_files(folder)]
-    unfinished = [stage for stage in progress if not (folder / "status" / f"{stage}.json").is_file()]
+    unfinished = [stage for stage in progress if not (folder / "finished_stages" / f"{stage}.json").is_file()]
     if is_running(folder):
         state = "running"
     elif unfinished:

@@ -3,8 +3,8 @@
     data ──> model ──> sft ──> evaluation ──> rl ──> evaluation ──> report
                                    └── same questions, frame budgets and seeds ──┘
 
-Every stage writes status/<stage>.json when it is done and can resume, so the whole demo can: finished stages are
-skipped, and the report is rewritten from the files in the folder.
+Every stage writes finished_stages/<stage>.json when it is done and can resume, so the whole demo can: finished stages
+are skipped, and the report is rewritten from the files in the folder.
 """
 
 import time
@@ -71,7 +71,7 @@ def run_demo(
         update_progress = add_task(f"{number}/{len(stages) + 1} {description}")
         if not run.is_done(name):
             runner.run_stage(name, stage_fn, update_progress)
-        seconds = run.read_json(f"status/{name}.json").get("seconds")
+        seconds = run.read_json(f"finished_stages/{name}.json").get("seconds")
         update_progress(None, "done" if seconds is None else f"done, {format_duration(seconds)}")
     return runner.write_report(add_task(f"{len(stages) + 1}/{len(stages) + 1} Report: tables, curves, episodes"))
 
@@ -187,7 +187,7 @@ class DemoRunner:
 
     def collect_metadata(self) -> dict[str, str]:
         """Return wall time by stage, peak memory, and the largest logprob difference between engine and trainer."""
-        statuses = {name: self.run.read_json(f"status/{name}.json") for name in self.build_stages()}
+        statuses = {name: self.run.read_json(f"finished_stages/{name}.json") for name in self.build_stages()}
         seconds = {name: status["seconds"] for name, status in statuses.items() if "seconds" in status}
         wall_times = {f"{name}, wall time": format_duration(value) for name, value in seconds.items()}
         peak = max(status.get("memory_gib", 0.0) for status in statuses.values())

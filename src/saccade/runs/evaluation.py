@@ -1,7 +1,7 @@
 """Evaluate weights on tasks or on a benchmark; the episodes are written to the run's folder.
 
 evaluate(folder, recipe)                     tasks       -> folder/evaluations/<name>.jsonl
-evaluate_benchmark(folder, recipe, ...)      a benchmark -> the same, and its scorecard beside it
+evaluate_benchmark(folder, recipe, ...)      a benchmark -> the same, and its result beside it
 merge_benchmark_shards(folder, benchmark)    its shards  -> the same
 """
 
@@ -17,13 +17,13 @@ from saccade.errors import ConfigError, DataError, RunError
 from saccade.evaluation import runner as evaluation_runner
 from saccade.evaluation.benchmark_result import (
     LIMITED_SAMPLE,
-    SCORECARD_SUFFIX,
-    Scorecard,
-    build_scorecard,
+    RESULT_SUFFIX,
+    BenchmarkResult,
+    build_benchmark_result,
     describe_conditions,
-    read_scorecard,
+    read_benchmark_result,
     truncate_text,
-    write_scorecard,
+    write_benchmark_result,
 )
 from saccade.evaluation.benchmarks.base import Benchmark, Scoring, build_score_fn, check_subtitles, grade_episodes
 from saccade.evaluation.benchmarks.llm_judge import LlmJudge
@@ -145,11 +145,11 @@ def evaluate_benchmark(
     shard: Shard | None = None,
     on_progress: Callable[[evaluation_runner.Progress], None],
     on_judge_progress: Callable[[evaluation_runner.Progress], None] = lambda progress: None,
-) -> Scorecard:
-    """Evaluate weights on a benchmark's local copy in `data`; write the scorecard beside the episodes.
+) -> BenchmarkResult:
+    """Evaluate weights on a benchmark's local copy in `data`; write the result beside the episodes.
 
     The evaluation's `name` defaults to the benchmark's. The results file holds the strict rule's scores for either
-    `scoring` of the scorecard, so that both rules use one file. The scorecard of a `shard` covers that shard's tasks
+    `scoring` of the result, so that both rules use one file. The result of a `shard` covers that shard's tasks
     alone. Answers that the rule leaves open go to the judge of `evaluation.judge`, if any, whose verdicts are written
     beside the episodes; `on_judge_progress` receives the judge's progress. Unless `allow_incomplete`, raises DataError
     for an incomplete copy or missing subtitles. Raises ConfigError as `check_option_shuffle` does.
@@ -179,7 +179,7 @@ def evaluate_benchmark(
     with convert_file_errors(path):
         if judge.model:
             write_jsonl(path.with_suffix(VERDICTS_SUFFIX), verdicts)
-        else:  # an earlier judge's would give another score than the scorecard's; its cache still holds them
+        else:  # an earlier judge's would give another score than the result's; its cache still holds them
             path.with_suffix(VERDICTS_SUFFIX).unlink(missing_ok=True)
     conditions = describe_conditions(recipe, weights or find_newest_weights(folder))
     if judge.description:
@@ -192,7 +192,7 @@ def evaluate_benchmark(
         conditions.pop(LIMITED_SAMPLE, None)
     if len(tasks) != benchmark.num_tasks:
         conditions["copy"] = f"{len(tasks)} of the {benchmark.num_tasks} questions published"
-    card = build_scorecard(
+    card = build_benchmark_result(
         benchmark,
         scored,
         apply_verdicts_to_answers(results, verdicts, benchmark.get_grade_fn(scoring)),
@@ -201,7 +201,7 @@ def evaluate_benchmark(
         conditions=conditions,
         stratified_weights=None if shard else stratified_weights,  # a shard isn't a stratified sample of the full set
     )
-    write_scorecard(path, card)
+    write_benchmark_result(path, card)
     return card
 
 
@@ -212,26 +212,26 @@ def merge_benchmark_shards(
     name: str = "",
     scoring: Scoring = "strict",
     other_folders: Sequence[Path] = (),
-) -> Scorecard:
-    """Merge the shards of an evaluation on a benchmark (see `merge_shards`), and write the full scorecard.
+) -> BenchmarkResult:
+    """Merge the shards of an evaluation on a benchmark (see `merge_shards`), and write the full result.
 
     No episode is run and no judge is queried: judge, verdicts and conditions come from the files beside the shards.
     """
     name = name or benchmark.name
     path = merge_shards(folder, name, other_folders)
     card_paths = [
-        get_shard_file(manifest, SCORECARD_SUFFIX)
+        get_shard_file(manifest, RESULT_SUFFIX)
         for shard_folder in (folder, *other_folders)
         for manifest in list_shard_manifests(shard_folder, name)
     ]
-    cards = [read_scorecard(card_path) for card_path in card_paths if card_path.exists()]
+    cards = [read_benchmark_result(card_path) for card_path in card_paths if card_path.exists()]
     scored, verdicts = read_scored_episodes(path), read_verdicts(path)
     results = apply_verdicts_to_answers(
         grade_episodes(benchmark, scored, scoring), verdicts, benchmark.get_grade_fn(scoring)
     )
     judges = ", ".join(dict.fromkeys(card.judge for card in cards if card.judge))
     conditions = cards[0].conditions if cards else {}  # the command's settings are stored nowhere else
-    card = build_scorecard(
+    card = build_benchmark_result(
         benchmark,
         scored,
         results,
@@ -240,7 +240,7 @@ def merge_benchmark_shards(
         conditions=conditions,
         stratified_weights=read_stratified_weights(path),
     )
-    write_scorecard(path, card)
+    write_benchmark_result(path, card)
     return card
 
 

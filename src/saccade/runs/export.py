@@ -13,7 +13,7 @@ from pathlib import Path
 from saccade.config.load import dump_recipe
 from saccade.data.digests import DIGESTS_FILE, DataDigests
 from saccade.errors import ConfigError, ModelError, RunError
-from saccade.evaluation.benchmark_result import SCORECARD_SUFFIX, read_scorecards
+from saccade.evaluation.benchmark_result import RESULT_SUFFIX, read_benchmark_results
 from saccade.evaluation.records import format_fingerprint
 from saccade.models import lora
 from saccade.models.checkpoint_files import (
@@ -107,8 +107,8 @@ def _describe(run: Run, stage: str, checkpoint: Checkpoint, *, is_adapter: bool)
         for name, evaluation in read_any_evaluations(run.path).items()
         if weights in evaluation.fingerprint.split(", ")
     }
-    has_scorecards = any((run.path / "evaluations").glob(f"*{SCORECARD_SUFFIX}"))
-    scorecards = read_scorecards(run.path) if has_scorecards else {}
+    has_benchmark_results = any((run.path / "evaluations").glob(f"*{RESULT_SUFFIX}"))
+    benchmark_results = read_benchmark_results(run.path) if has_benchmark_results else {}
     validations = [row for row in run.read_metrics(f"{stage}{STAGE_SUFFIX}") if row["step"] == checkpoint.step]
     return ModelCard(
         run=resolve_path(run.path).name,
@@ -117,8 +117,8 @@ def _describe(run: Run, stage: str, checkpoint: Checkpoint, *, is_adapter: bool)
         recipe=run.recipe,
         recipe_text=dump_recipe(run.recipe, run.path),
         metadata={**collect_metadata(run.path), **_describe_data(run)},
-        evaluations={name: value for name, value in evaluations.items() if name not in scorecards},
-        scorecards={name: card for name, card in scorecards.items() if name in evaluations},
+        evaluations={name: value for name, value in evaluations.items() if name not in benchmark_results},
+        benchmark_results={name: card for name, card in benchmark_results.items() if name in evaluations},
         validation=validations[-1] if validations else {},
         is_adapter=is_adapter,
     )

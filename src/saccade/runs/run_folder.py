@@ -5,7 +5,7 @@ invocations.json    one entry per invocation: seed, versions, platform, commit, 
                     plugin files, changed recipe keys
 plugins/            copies of the plugin files that the recipe names, by the start of their digest
 metrics.jsonl       one line per step, appended and synced; cut back to the checkpoint when a run is resumed
-status/*.json       one file per finished stage
+finished_stages/*.json  one file per finished stage
 
 Other modules write the rest: checkpoints, episodes, evaluations, reports. docs/index.md lists every file.
 """
@@ -224,17 +224,17 @@ class Run:
 
     def mark_done(self, stage: str, metadata: Mapping[str, Any] | None = None) -> None:
         """Record that a stage is finished, with metadata for later stages."""
-        self.write_json(f"status/{stage}.json", dict(metadata or {}))
+        self.write_json(f"finished_stages/{stage}.json", dict(metadata or {}))
 
     def mark_begun(self, stage: str) -> None:
         """Remove the record that a stage is finished, since it continues and may be interrupted."""
-        path = self.path / "status" / f"{stage}.json"
+        path = self.path / "finished_stages" / f"{stage}.json"
         with convert_file_errors(path):
             path.unlink(missing_ok=True)
 
     def is_done(self, stage: str) -> bool:
         """Return whether a stage is finished."""
-        return (self.path / "status" / f"{stage}.json").is_file()
+        return (self.path / "finished_stages" / f"{stage}.json").is_file()
 
 
 def _iterate_differences(old: Any, new: Any, key: str) -> Iterator[tuple[str, Any, Any]]:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from saccade.data.dataset import find_task_problem
 from saccade.data.source_row import SourceRow
 from saccade.errors import DataError
-from saccade.evaluation.benchmark_result import build_plain_scorecard
+from saccade.evaluation.benchmark_result import build_plain_result
 from saccade.evaluation.benchmarks.base import Answer, Benchmark, GradedAnswer, Scoring, grade
 from saccade.types import Demonstration, Task
 
@@ -46,7 +46,7 @@ def check_benchmark(benchmark: Benchmark, tasks: Sequence[Task]) -> None:
             assert first == second, f"{name}: the {scoring} rule gives {text[:20]!r} two different grades"
             values = [graded.grade.value for graded in first if graded.grade.value is not None]
             assert all(0 <= value <= 1 for value in values), f"{name}: a grade of {text[:20]!r} is not in [0, 1]"
-            report = build_plain_scorecard(benchmark, first, scoring=scoring)
+            report = build_plain_result(benchmark, first, scoring=scoring)
             numbers = [*report.metrics.values(), *report.upper_bounds.values()]
             assert all(map(math.isfinite, numbers)), f"{name}: a metric is not finite for {text[:20]!r}"
             assert report.num_tasks == len(tasks), f"{name}: the denominator must be all tasks"
@@ -59,9 +59,9 @@ def check_benchmark(benchmark: Benchmark, tasks: Sequence[Task]) -> None:
     ]
     assert not rejected, f"{name}: the lenient rule rejects the ground truth of {rejected[0]}"
     errors = {task.id: Answer(text=str(task.ground_truth), error="the server died") for task in tasks}
-    failed = build_plain_scorecard(benchmark, grade(benchmark, tasks, errors))
+    failed = build_plain_result(benchmark, grade(benchmark, tasks, errors))
     assert (failed.errors, failed.unparsed) == (len(tasks), 0), f"{name}: a failed episode must count as an error only"
-    blank = build_plain_scorecard(benchmark, grade(benchmark, tasks, {}))
+    blank = build_plain_result(benchmark, grade(benchmark, tasks, {}))
     assert failed.metrics == blank.metrics, f"{name}: an answer with an error was graded"
 
 

@@ -1,4 +1,4 @@
-"""`saccade eval RUN --bench`: a benchmark through the rollout path, resumed, and reported next to its episodes."""
+"""`saccade eval RUN --benchmarks`: a benchmark through the rollout path, resumed, and reported next to its episodes."""
 
 import json
 import shutil
@@ -49,12 +49,12 @@ def run(tmp_path_factory, tiny_folder):
 @pytest.mark.slow
 def test_benchmark_is_run_reported_and_resumed(run):
     folder, copies = run
-    words = ["eval", folder, "--bench", "vstar", "--bench-data", copies, "--allow-incomplete"]
+    words = ["eval", folder, "--benchmarks", "vstar", "--benchmark-data", copies, "--allow-incomplete"]
     output = good(*words)
     assert "vstar (strict)" in output
     undecodable = list(MAKERS["vstar"]())[2]["image"]
     assert undecodable in "".join(output.split())
-    path = folder / "evaluations" / "vstar.scorecard.json"
+    path = folder / "evaluations" / "vstar.benchmark_result.json"
     report = json.loads(path.read_text())
     assert (report["num_tasks"], report["errors"], report["primary_metric"]) == (3, 1, "accuracy")
     lines = (folder / "evaluations" / "vstar.jsonl").read_text().splitlines()
@@ -78,9 +78,9 @@ def test_options_work_with_benchmarks(run):
         "eval",
         folder,
         "evaluation.temperature=1",
-        "--bench",
+        "--benchmarks",
         "vstar",
-        "--bench-data",
+        "--benchmark-data",
         copies,
         "--allow-incomplete",
     ]
@@ -89,7 +89,7 @@ def test_options_work_with_benchmarks(run):
     output = good(*words, "--limit", 2, "--num-samples", 2, "--seed", 5, "--use-tools", "off")
     assert "avg@2" in output
     assert "pass@2" in output
-    report = json.loads((folder / "evaluations" / "vstar.scorecard.json").read_text())
+    report = json.loads((folder / "evaluations" / "vstar.benchmark_result.json").read_text())
     assert (report["num_tasks"], set(report["at_k"])) == (2, {"avg@2", "pass@2"})
     assert (report["full_set"]["num_questions"], report["full_set"]["metrics"].keys()) == (3, report["metrics"].keys())
     assert "% of all 3" in " ".join(output.split())
@@ -109,11 +109,11 @@ def test_options_work_with_benchmarks(run):
 def test_several_evaluations_on_one_benchmark(run):
     folder, copies = run
     place = folder / "evaluations"
-    words = ["eval", folder, "--bench", "vstar", "--bench-data", copies, "--allow-incomplete"]
+    words = ["eval", folder, "--benchmarks", "vstar", "--benchmark-data", copies, "--allow-incomplete"]
     good(*words)
     fail(RunError, *words, "--use-tools", "off", key=place / "vstar.jsonl", value=("tools",))
     assert "vstar_no_tools (strict)" in good(*words, "--use-tools", "off", "--name", "no_tools")
-    card = json.loads((place / "vstar_no_tools.scorecard.json").read_text())
+    card = json.loads((place / "vstar_no_tools.benchmark_result.json").read_text())
     assert (card["benchmark"], card["conditions"]["tools"]) == ("vstar", "off")
     assert {"vstar", "vstar_no_tools"} <= json.loads((place / "benchmarks.json").read_text())["evaluations"].keys()
     fail(DataError, *words, "--name", "a/b", key="name", value="vstar_a/b")
@@ -121,7 +121,7 @@ def test_several_evaluations_on_one_benchmark(run):
     before = (place / "vstar.jsonl").read_bytes()
     assert "vstar (lenient)" in good(*words, "--scoring", "lenient")
     assert (place / "vstar.jsonl").read_bytes().startswith(before)
-    assert json.loads((place / "vstar.scorecard.json").read_text())["scoring"] == "lenient"
+    assert json.loads((place / "vstar.benchmark_result.json").read_text())["scoring"] == "lenient"
     good(*words)
 
 
@@ -133,13 +133,13 @@ def test_options_are_shuffled_unless_a_rule_depends_on_their_order(run):
     words = [
         "eval",
         folder,
-        "--bench-data",
+        "--benchmark-data",
         copies,
         "--allow-incomplete",
         "--num-samples",
         3,
         "--shuffle-options",
-        "--bench",
+        "--benchmarks",
     ]
     good(*words, "vstar")
     tasks = [json.loads(line)["outcome"]["episode"]["task"] for line in path.read_text().splitlines()]
@@ -155,39 +155,39 @@ def test_options_are_shuffled_unless_a_rule_depends_on_their_order(run):
 def test_shards_of_a_benchmark_are_merged_and_reported(run):
     folder, copies = run
     (folder / "evaluations" / "vstar.jsonl").unlink(missing_ok=True)
-    words = ["eval", folder, "--bench-data", copies, "--allow-incomplete", "--bench", "vstar"]
+    words = ["eval", folder, "--benchmark-data", copies, "--allow-incomplete", "--benchmarks", "vstar"]
     for shard in ("1/2", "2/2"):
         good(*words, "--shard", shard)
-    merged = good("eval", "merge", folder, "--bench", "vstar")
+    merged = good("eval", "merge", folder, "--benchmarks", "vstar")
     assert "vstar (strict)" in merged
     assert "Report: " in merged
-    card = json.loads((folder / "evaluations" / "vstar.scorecard.json").read_text())
+    card = json.loads((folder / "evaluations" / "vstar.benchmark_result.json").read_text())
     assert (card["num_tasks"], card["errors"], card["conditions"]["environment"]) == (3, 1, "parallel_crop")
-    assert "vstar (lenient)" in good("eval", "merge", folder, "--bench", "vstar", "--scoring", "lenient")
+    assert "vstar (lenient)" in good("eval", "merge", folder, "--benchmarks", "vstar", "--scoring", "lenient")
     assert "3 / 3" in good("eval", "merge", folder, "--name", "vstar")
     merge = ["eval", "merge", folder, "--name"]
-    fail(RunError, *merge, "b", "--bench", "vstar", key="shards", value="vstar_b")
+    fail(RunError, *merge, "b", "--benchmarks", "vstar", key="shards", value="vstar_b")
     for shard in ("1/2", "2/2"):
         assert "estimated" not in good(*words, "--shard", shard, "--limit", 2, "--name", "few")
-    assert "estimated" in good("eval", "merge", folder, "--bench", "vstar", "--name", "few")
-    few = json.loads((folder / "evaluations" / "vstar_few.scorecard.json").read_text())
+    assert "estimated" in good("eval", "merge", folder, "--benchmarks", "vstar", "--name", "few")
+    few = json.loads((folder / "evaluations" / "vstar_few.benchmark_result.json").read_text())
     assert (few["num_tasks"], few["full_set"]["num_questions"]) == (2, 3)
     fail(ConfigError, *words, "--shard", "1/4", key="--shard", value="1/4")
     fail(ConfigError, *words, "--shard", "3/2", key="--shard", value="3/2")
     before = (folder / "evaluations" / "vstar.jsonl").read_bytes()
     assert "vstar (strict)" in good(*words)  # only failed episodes are retried
     assert (folder / "evaluations" / "vstar.jsonl").read_bytes().startswith(before)
-    assert json.loads((folder / "evaluations" / "vstar.scorecard.json").read_text())["num_tasks"] == 3
+    assert json.loads((folder / "evaluations" / "vstar.benchmark_result.json").read_text())["num_tasks"] == 3
     fail(RunError, *merge, "mlvu", key="shards", value="mlvu")
 
 
 def test_user_errors_are_one_line(run):
     folder, copies = run
-    words = ["eval", folder, "--bench-data", copies]
-    fail(ConfigError, *words, "--bench", "videome", key="--bench", value="videome")
-    fail(DataError, *words, "--bench", "vstar", key=copies / "vstar", value=3)
-    fail(DataError, *words, "--bench", "mlvu", key=copies / "mlvu")
-    fail(ConfigError, *words, "--bench", "vstar", "--scoring", "kind", key="--scoring", value="kind")
+    words = ["eval", folder, "--benchmark-data", copies]
+    fail(ConfigError, *words, "--benchmarks", "videome", key="--benchmarks", value="videome")
+    fail(DataError, *words, "--benchmarks", "vstar", key=copies / "vstar", value=3)
+    fail(DataError, *words, "--benchmarks", "mlvu", key=copies / "mlvu")
+    fail(ConfigError, *words, "--benchmarks", "vstar", "--scoring", "kind", key="--scoring", value="kind")
 
 
 @pytest.mark.slow
@@ -201,9 +201,9 @@ def test_copy_from_the_hub_with_required_files(run, tmp_path, monkeypatch):
         words = [
             "eval",
             folder,
-            "--bench",
+            "--benchmarks",
             "vstar",
-            "--bench-data",
+            "--benchmark-data",
             "hub:main",
             "--hub",
             site.url,
@@ -228,16 +228,16 @@ def test_images_come_out_of_archives(run, tmp_path, monkeypatch):
         (there / path).unlink()
     rows = {path.name: path.read_bytes() for path in there.iterdir() if path.is_file()}
     (there / "pictures.zip").write_bytes(build_zip(images))
-    words = ["eval", folder, "--bench", "vstar", "--allow-incomplete", "--bench-data"]
+    words = ["eval", folder, "--benchmarks", "vstar", "--allow-incomplete", "--benchmark-data"]
     good(*words, data, "--limit", 1, "--name", "local")
     assert len(list(there.rglob("*.jpg"))) == 1  # files that aren't needed stay packed
     good(*words, data, "--name", "local")
-    card = json.loads((folder / "evaluations" / "vstar_local.scorecard.json").read_text())
+    card = json.loads((folder / "evaluations" / "vstar_local.benchmark_result.json").read_text())
     assert (card["num_tasks"], card["errors"]) == (3, 0)
     with serve_hub() as site:
         site.add_dataset("craigwu/vstar_bench", {**rows, "pictures.zip": build_zip(images)})
         good(*words, "hub:main", "--hub", site.url, "--name", "hub")
-    card = json.loads((folder / "evaluations" / "vstar_hub.scorecard.json").read_text())
+    card = json.loads((folder / "evaluations" / "vstar_hub.benchmark_result.json").read_text())
     assert (card["num_tasks"], card["errors"]) == (3, 0)
 
 
@@ -254,14 +254,14 @@ def test_judge_decides_undecided_answers(run, tmp_path):
     words = [
         "eval",
         folder,
-        "--bench",
+        "--benchmarks",
         "mathverse",
-        "--bench-data",
+        "--benchmark-data",
         copies,
         "--allow-incomplete",
         "environment.name=single_turn",
     ]
-    path = folder / "evaluations" / "mathverse.scorecard.json"
+    path = folder / "evaluations" / "mathverse.benchmark_result.json"
     good(*words)
     before = json.loads(path.read_text())
     assert before["judge"] == ""
@@ -290,8 +290,8 @@ def test_judge_decides_undecided_answers(run, tmp_path):
         given = [f"evaluation.judge.url={judge.url}", "evaluation.judge.model=j"]
         for shard in ("1/2", "2/2"):
             good(*named, *given, f"evaluation.judge.cache_dir={tmp_path / 'parts'}", "--shard", shard)
-    good("eval", "merge", folder, "--bench", "mathverse", "--name", "in_parts")
-    joined = json.loads((folder / "evaluations" / "mathverse_in_parts.scorecard.json").read_text())
+    good("eval", "merge", folder, "--benchmarks", "mathverse", "--name", "in_parts")
+    joined = json.loads((folder / "evaluations" / "mathverse_in_parts.benchmark_result.json").read_text())
     assert {key: joined[key] for key in joined if key != "costs"} == {
         key: after[key] for key in after if key != "costs"
     }

@@ -6,7 +6,7 @@ import pytest
 from toy_rows import MAKERS, write_copy
 
 from saccade import plugins
-from saccade.evaluation.benchmark_result import build_plain_scorecard
+from saccade.evaluation.benchmark_result import build_plain_result
 from saccade.evaluation.benchmarks.base import UNPARSED, Answer, Grade, GradedAnswer
 from saccade.evaluation.subset import Subset
 
@@ -57,12 +57,12 @@ def test_metrics_are_averaged_over_samples(tmp_path):
     benchmark = plugins.resolve("evaluation.benchmarks", "dynamath", {})()
     rows = [row for row in MAKERS["dynamath"]() if row["key"] == "1"][:2]
     one, two = benchmark.load_tasks(write_copy("dynamath", tmp_path, rows), allow_incomplete=True)
-    found = build_plain_scorecard(benchmark, results([one, two, one, two], [1, 0, 0, 1]))
+    found = build_plain_result(benchmark, results([one, two, one, two], [1, 0, 0, 1]))
     assert (found.num_tasks, found.errors, found.unparsed) == (2, 0, 0)
     assert found.metrics == {"average": 50, "worst_case": 0}
     assert found.at_k == {"avg@2": 50, "pass@2": 100}
-    found = build_plain_scorecard(benchmark, results([one, one, two, two], [1, 0, 1, None]))
+    found = build_plain_result(benchmark, results([one, one, two, two], [1, 0, 1, None]))
     assert found.metrics == {"average": 50, "worst_case": 50}
     assert (found.num_tasks, found.unparsed) == (2, 1)
     assert {cell.n for cell in found.strata["variant"].values()} == {1}
-    assert build_plain_scorecard(benchmark, results([one, two], [1, 1])).at_k == {}
+    assert build_plain_result(benchmark, results([one, two], [1, 1])).at_k == {}

@@ -86,11 +86,21 @@ def test_the_report_shows_the_settings_of_its_benchmark(tmp_path, tiny_folder):
     write_copy("vstar", tmp_path / "copies" / "vstar", [row])
     own = "evaluation.benchmarks={vstar: [evaluation.num_samples=2, evaluation.temperature=0.5]}"
     small = ["sampling.max_tokens=4", "environment.settings.num_frames=2"]
-    words = ["eval", "tiny/para_grpo", own, *small, "--model", tiny_folder, "--bench", "vstar", "--allow-incomplete"]
-    words += ["--bench-data", tmp_path / "copies", "--out", tmp_path / "run"]
+    words = [
+        "eval",
+        "tiny/para_grpo",
+        own,
+        *small,
+        "--model",
+        tiny_folder,
+        "--benchmarks",
+        "vstar",
+        "--allow-incomplete",
+    ]
+    words += ["--benchmark-data", tmp_path / "copies", "--out", tmp_path / "run"]
     output = " ".join(good(*words).split())
     assert "environment parallel_crop, tools on, temperature 0.5, samples 2 per question" in output
-    path = tmp_path / "run" / "evaluations" / "vstar.scorecard.json"
+    path = tmp_path / "run" / "evaluations" / "vstar.benchmark_result.json"
     card = json.loads(path.read_text())
     assert (card["num_answers"], card["conditions"]["samples"], card["conditions"]["temperature"]) == (
         2,

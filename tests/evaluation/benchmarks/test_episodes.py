@@ -7,7 +7,7 @@ import pytest
 from toy_rows import write_copy
 
 from saccade import plugins
-from saccade.evaluation.benchmark_result import build_plain_scorecard
+from saccade.evaluation.benchmark_result import build_plain_result
 from saccade.evaluation.benchmarks.base import build_score_fn, extract_answer, grade_episodes
 from saccade.rewards.compose import build_group
 from saccade.types import Block, BlockKind, Episode, EpisodeStatus, Ledger, Reply, Turn
@@ -54,5 +54,5 @@ def test_failed_episode_is_an_error_with_its_reason(benchmark, task):
     fine = episode(replace(task, id="another"), "<answer>C</answer>")
     scores = asyncio.run(build_score_fn(benchmark, "strict")([broken, fine]))
     scored = build_group([broken, fine], scores).episodes
-    found = build_plain_scorecard(benchmark, grade_episodes(benchmark, scored))
+    found = build_plain_result(benchmark, grade_episodes(benchmark, scored))
     assert (found.num_tasks, found.errors, found.unparsed, found.score) == (2, 1, 0, 50)

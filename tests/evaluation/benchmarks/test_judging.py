@@ -8,7 +8,7 @@ from toy_rows import MAKERS, write_copy
 
 from saccade import plugins
 from saccade.errors import ConfigError
-from saccade.evaluation.benchmark_result import build_plain_scorecard
+from saccade.evaluation.benchmark_result import build_plain_result
 from saccade.evaluation.benchmarks.base import Answer, grade
 from saccade.evaluation.benchmarks.llm_judge import LlmJudge
 from saccade.evaluation.judge_results import JudgeVerdict, apply_verdicts_to_answers
@@ -53,7 +53,7 @@ def apply_judge(url, benchmark, results, folder, *, on_progress=lambda progress:
 @pytest.mark.parametrize("name", GROUND_TRUTHS)
 def test_undecided_answers_are_judged_once(name, tmp_path):
     benchmark, results = grade_replies(name, tmp_path, lambda at: f"<think>so</think><answer>say {at}</answer>")
-    assert build_plain_scorecard(benchmark, results).undecided == 6
+    assert build_plain_result(benchmark, results).undecided == 6
     stages = 1 + (name == "mathverse")
 
     def reply(number, prompt):
@@ -78,7 +78,7 @@ def test_undecided_answers_are_judged_once(name, tmp_path):
         assert all(body["temperature"] == 0 for body in judge.bodies)
     assert [progress.done for progress in progress_reports] == [*range(7)]
     assert (progress_reports[0].accuracy, progress_reports[-1].accuracy, progress_reports[-1].total) == (None, 0.5, 6)
-    final = build_plain_scorecard(benchmark, found, judge="a judge")
+    final = build_plain_result(benchmark, found, judge="a judge")
     assert (final.undecided, final.judge, final.score) == (0, "a judge", 50)
 
 
@@ -117,7 +117,7 @@ def test_mathverse_extracts_from_the_last_words_and_compares(tmp_path):
         (None, 0),
     ]
     assert [verdict.extracted for verdict in verdicts] == ["14", "13", "14 cm", ""]
-    assert build_plain_scorecard(benchmark, found).unparsed == 1
+    assert build_plain_result(benchmark, found).unparsed == 1
 
 
 def test_tirbench_rules_grade_extracted_answers(tmp_path):
@@ -151,7 +151,7 @@ def test_tirbench_rules_grade_extracted_answers(tmp_path):
         assert sum(result.value for result in results) < 3
     with server(lambda number, prompt: (500, "{}")) as judge:
         lost, _ = apply_judge(judge.url, benchmark, results, tmp_path / "lost")
-    assert build_plain_scorecard(benchmark, lost).undecided == 5
+    assert build_plain_result(benchmark, lost).undecided == 5
 
 
 def test_judge_descriptions(tmp_path):
@@ -171,7 +171,7 @@ def test_judge_descriptions(tmp_path):
 
 def test_reasoning_alone_is_not_judged(tmp_path):
     benchmark, results = grade_replies("mathverse", tmp_path, "<think>It is 14")
-    assert build_plain_scorecard(benchmark, results).unparsed == 6
+    assert build_plain_result(benchmark, results).unparsed == 6
     assert not any(result.is_undecided for result in results)
 
 
@@ -181,7 +181,7 @@ def test_answer_without_a_verdict_stays_undecided(reply, tmp_path):
     with server(lambda number, prompt: "yes" if "say 2" in candidate(prompt)[0] else reply) as judge:
         graded, verdicts = apply_judge(judge.url, benchmark, results, tmp_path)
         url = judge.url
-    lacking = build_plain_scorecard(benchmark, graded)
+    lacking = build_plain_result(benchmark, graded)
     assert lacking.undecided == 5
     assert (lacking.metrics["accuracy"], lacking.upper_bounds["accuracy"]) == (pytest.approx(100 / 6), 100)
     assert sum(verdict.value is None and url in verdict.reason for verdict in verdicts) == 5

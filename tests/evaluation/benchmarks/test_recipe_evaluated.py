@@ -26,9 +26,9 @@ def test_recipe_is_evaluated_and_resumed(tmp_path, tiny_folder):
         "eval",
         "tiny/para_grpo",
         *SMALL,
-        "--bench",
+        "--benchmarks",
         "vstar",
-        "--bench-data",
+        "--benchmark-data",
         tmp_path / "copies",
         "--allow-incomplete",
         "--out",
@@ -44,7 +44,7 @@ def test_recipe_is_evaluated_and_resumed(tmp_path, tiny_folder):
     assert (home / "evaluations" / "vstar.jsonl").read_bytes() == before
     output = good(*words, "--model", tiny_folder, "--use-tools", "off", "--name", "no_tools", "--limit", 1)
     assert "vstar_no_tools (strict" in " ".join(output.split())
-    card = json.loads((home / "evaluations" / "vstar_no_tools.scorecard.json").read_text())
+    card = json.loads((home / "evaluations" / "vstar_no_tools.benchmark_result.json").read_text())
     assert "a limited sample" in card["conditions"]
     assert card["full_set"]["num_questions"] > card["num_tasks"] == 1
     assert "vstar (strict)" in good("eval", home, *words[2:-2])  # the folder is an ordinary run
@@ -54,7 +54,7 @@ def test_recipe_is_evaluated_and_resumed(tmp_path, tiny_folder):
 def test_unknown_run_or_recipe_suggests_the_nearest(tmp_path):
     line = fail(RunError, "eval", "tiny/para_grop", "--out", tmp_path / "home", key="tiny/para_grop")
     assert "'tiny/para_grpo'" in line
-    fail(ConfigError, "eval", _run(tmp_path), "--bench", "hrbench_4", key="--bench", value="hrbench_4")
+    fail(ConfigError, "eval", _run(tmp_path), "--benchmarks", "hrbench_4", key="--benchmarks", value="hrbench_4")
 
 
 def _run(folder):

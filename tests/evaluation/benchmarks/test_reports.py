@@ -6,7 +6,7 @@ from toy_rows import MAKERS, write_copy
 
 from saccade import plugins
 from saccade.errors import DataError
-from saccade.evaluation.benchmark_result import build_plain_scorecard
+from saccade.evaluation.benchmark_result import build_plain_result
 from saccade.evaluation.benchmarks.base import Answer, grade
 from saccade.evaluation.judge_results import JudgeVerdict, apply_verdicts_to_answers
 
@@ -18,7 +18,7 @@ def tasks_of(name, folder, rows=None, **settings):
 
 def report_replies(benchmark, tasks, get_reply, extractor="strict"):
     answers = {task.id: reply if isinstance(reply := get_reply(task), Answer) else Answer(text=reply) for task in tasks}
-    return build_plain_scorecard(benchmark, grade(benchmark, tasks, answers, scoring=extractor), scoring=extractor)
+    return build_plain_result(benchmark, grade(benchmark, tasks, answers, scoring=extractor), scoring=extractor)
 
 
 def test_failures_stay_in_the_denominator(tmp_path):
@@ -45,7 +45,7 @@ def test_failures_stay_in_the_denominator(tmp_path):
 
 def test_a_report_needs_results(tmp_path):
     with raises(DataError, key="mlvu"):
-        build_plain_scorecard(plugins.resolve("evaluation.benchmarks", "mlvu", {})(), [])
+        build_plain_result(plugins.resolve("evaluation.benchmarks", "mlvu", {})(), [])
 
 
 def test_lvbench_counts_a_question_in_each_capability(tmp_path):
@@ -106,7 +106,7 @@ def test_undecided_answers_bound_the_score(name, tmp_path):
     answers = {task.id: Answer(text=str(task.ground_truth) if task not in undecided else "hm") for task in tasks}
     values = {task.id: float(at % 2) for at, task in enumerate(undecided)}
     verdicts = [JudgeVerdict(task_id=name, answer="hm", value=value) for name, value in values.items()]
-    found = build_plain_scorecard(
+    found = build_plain_result(
         benchmark, apply_verdicts_to_answers(grade(benchmark, tasks, answers), verdicts, benchmark.grade_strict)
     )
     assert found.undecided == 0

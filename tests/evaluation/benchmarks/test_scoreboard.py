@@ -6,9 +6,9 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from test_scorecard import NASTY, build_scored, card_of, results_file, some
+from test_benchmark_result import NASTY, build_scored, card_of, results_file, some
 
-from saccade.evaluation.benchmark_result import read_scorecards, write_scorecard
+from saccade.evaluation.benchmark_result import read_benchmark_results, write_benchmark_result
 from saccade.metrics.tables import escape_markdown
 from saccade.reporting.benchmark_report import (
     COMPARABILITY_WARNING,
@@ -40,7 +40,7 @@ def run(tmp_path_factory):
             build_scored(task, str(task.ground_truth) if i % 4 else "no", calls=1, usage=usage)
             for i, task in enumerate(tasks)
         ]
-        write_scorecard(
+        write_benchmark_result(
             results_file(folder, name), card_of(benchmark, scored, conditions={"temperature": "0.7", NASTY: NASTY})
         )
     nasty = [
@@ -52,7 +52,7 @@ def run(tmp_path_factory):
         )
         for i, task in enumerate(tasks)
     ]
-    write_scorecard(results_file(folder, "vsibench, hostile"), card_of(benchmark, nasty))
+    write_benchmark_result(results_file(folder, "vsibench, hostile"), card_of(benchmark, nasty))
     write_benchmark_report(folder, metadata={NASTY: NASTY})
     return folder
 
@@ -129,7 +129,7 @@ def test_report_shows_samples_judge_and_errors(tmp_path):
     scored += [build_scored(task, "", end=EpisodeStatus.ABORTED, error="the <disk> is gone") for task in tasks]
     card = card_of(benchmark, scored, judge="a <judge>")
     assert card.at_k.keys() == {"avg@2", "pass@2"}
-    write_scorecard(results_file(tmp_path, "vstar_twice"), card)
+    write_benchmark_result(results_file(tmp_path, "vstar_twice"), card)
     page = write_benchmark_report(tmp_path).read_text(encoding="utf-8")
     text = (tmp_path / "evaluations" / "benchmarks.md").read_text(encoding="utf-8")
     for whole in (page, text):
@@ -143,7 +143,7 @@ def test_report_shows_samples_judge_and_errors(tmp_path):
 
 @pytest.mark.slow
 def test_every_row_of_a_table_has_as_many_cells_as_its_header(run):
-    cards = read_scorecards(run)
+    cards = read_benchmark_results(run)
     others = {card.benchmark: get_reference_scores(card.benchmark) for card in cards.values()}
     grids = build_overview_tables(cards, others)
     for grid in [

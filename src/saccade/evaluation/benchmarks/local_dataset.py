@@ -77,7 +77,7 @@ def find_row_files(root: Path, patterns: Sequence[str]) -> list[Path]:
     if not os.path.exists(root):
         raise DataError(
             f"the folder {root} does not exist; download the dataset there, give another folder, or fetch it "
-            "with --bench-data hub:main",
+            "with --benchmark-data hub:main",
             key=str(root),
         )
     for pattern in patterns:

@@ -268,20 +268,24 @@ class Library:
 
     def build_benchmarks(self, name: str) -> dict[str, Any]:
         """Return the tables of a run's benchmarks: scores beside published ones, costs, strata, failures first."""
-        from saccade.evaluation.benchmark_result import read_scorecards
+        from saccade.evaluation.benchmark_result import read_benchmark_results
         from saccade.reporting import benchmark_report as report
 
         run = self.get(name)
         try:
-            scorecards = self._results.keep(
-                ("scorecards", run.folder), self._stamp_evaluations(run), lambda: read_scorecards(run.folder)
+            benchmark_results = self._results.keep(
+                ("benchmark_results", run.folder),
+                self._stamp_evaluations(run),
+                lambda: read_benchmark_results(run.folder),
             )
         except DataError as error:
             if error.key == str(run.folder):
                 return {"notes": [], "overview": [], "evaluations": []}
             raise
-        references = {card.benchmark: report.get_reference_scores(card.benchmark) for card in scorecards.values()}
-        scores, costs, *published = report.build_overview_tables(scorecards, references)
+        references = {
+            card.benchmark: report.get_reference_scores(card.benchmark) for card in benchmark_results.values()
+        }
+        scores, costs, *published = report.build_overview_tables(benchmark_results, references)
         overview = [scores, costs, *(replace(table, is_folded=True) for table in published)]
         return {
             "notes": [report.READING_GUIDE, *([report.COMPARABILITY_WARNING] if any(references.values()) else [])],
@@ -294,7 +298,7 @@ class Library:
                         _describe_table(report.build_example_table(card)),
                     ],
                 }
-                for evaluation, card in scorecards.items()
+                for evaluation, card in benchmark_results.items()
             ],
         }
 

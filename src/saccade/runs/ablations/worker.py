@@ -195,7 +195,7 @@ def with_data_paths(recipe: Recipe, model_path: str, demonstrations: str = "") -
 
 def resolve_last_checkpoint(folder: Path, seed: int, name: str) -> str:
     """Return the path of an initial checkpoint's weights, relative to a folder two levels below the seed's folder."""
-    status = Run.open(folder / get_initial_checkpoint_folder(seed, name)).read_json("status/sft.json")
+    status = Run.open(folder / get_initial_checkpoint_folder(seed, name)).read_json("finished_stages/sft.json")
     return f"../../initial_checkpoints/{name}/{status['checkpoint']}"
 
 

@@ -11,7 +11,7 @@ export async function benchmarksPage({ root, params, go }) {
   put(root, h("div", { class: "head" }, h("h1", null, "Benchmarks"), name ? runPicker(runs, name, (run) => go("benchmarks", { run })) : null));
   const data = name ? await get("benchmarks", { run: name }) : { overview: [], evaluations: [], notes: [] };
   if (!data.overview.length) {
-    put(root, h("p", { class: "note" }, "This run has no benchmark evaluation; saccade eval RUN --bench NAME makes one."));
+    put(root, h("p", { class: "note" }, "This run has no benchmark evaluation; saccade eval RUN --benchmarks NAME makes one."));
     return {};
   }
   put(root, data.notes.map((note) => h("p", { class: "note" }, note)), h("div", { class: "tables" }, data.overview.map((item) => table(item))));

@@ -1,4 +1,4 @@
-"""Scorecards: clustered intervals, costs by hand, examples, and a file round trip."""
+"""Results of a benchmark: clustered intervals, costs by hand, examples, and a file round trip."""
 
 import json
 import random
@@ -16,13 +16,13 @@ from saccade.evaluation import benchmark_result
 from saccade.evaluation.benchmark_result import (
     ANSWER_CATEGORIES,
     NUM_EXAMPLES,
-    build_scorecard,
+    build_benchmark_result,
     compute_costs,
     compute_intervals,
     describe_conditions,
-    read_scorecards,
+    read_benchmark_results,
     select_examples,
-    write_scorecard,
+    write_benchmark_result,
 )
 from saccade.evaluation.benchmarks.base import Answer, Grade, GradedAnswer, compute_accuracy, grade, grade_episodes
 from saccade.metrics.statistics import compute_interval, estimate_clustered_mean
@@ -58,7 +58,7 @@ def some(name, folder, count, **settings):
 
 
 def card_of(benchmark, scored, **given):
-    return build_scorecard(benchmark, scored, grade_episodes(benchmark, scored), **given)
+    return build_benchmark_result(benchmark, scored, grade_episodes(benchmark, scored), **given)
 
 
 def results_file(folder, name):
@@ -245,8 +245,8 @@ def test_fixed_denominators_and_file_round_trip(tmp_path):
     assert card.interval[0] < card.score < card.interval[1]
     assert card.stratum_intervals["duration"].keys() == card.strata["duration"].keys()
     assert card.interval == pytest.approx(card.stratum_intervals["duration"]["short"])  # all of them are short
-    write_scorecard(results_file(tmp_path, "videomme"), card)
-    assert read_scorecards(tmp_path) == {"videomme": card}
+    write_benchmark_result(results_file(tmp_path, "videomme"), card)
+    assert read_benchmark_results(tmp_path) == {"videomme": card}
 
 
 def test_conditions_describe_the_evaluation():
@@ -272,14 +272,14 @@ def test_conditions_describe_the_evaluation():
     assert describe_conditions(recipe, Path("runs/a/rl/00004"))["model"] == "runs/a/rl/00004"
 
 
-def test_unreadable_scorecard_raises(tmp_path):
+def test_unreadable_result_raises(tmp_path):
     with raises(DataError, key=str(tmp_path)):
-        read_scorecards(tmp_path)
-    path = tmp_path / "evaluations" / "mlvu.scorecard.json"
+        read_benchmark_results(tmp_path)
+    path = tmp_path / "evaluations" / "mlvu.benchmark_result.json"
     path.parent.mkdir()
     path.write_text("{")
     with raises(DataError, key=str(path)):
-        read_scorecards(tmp_path)
+        read_benchmark_results(tmp_path)
     path.write_text(json.dumps({"benchmark": "mlvu"}))
     with raises(DataError, key=str(path)):
-        read_scorecards(tmp_path)
+        read_benchmark_results(tmp_path)

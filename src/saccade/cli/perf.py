@@ -1,4 +1,4 @@
-"""`saccade bench`: measure speed beside baselines with the scripts of a checkout's `benchmarks` folder.
+"""`saccade perf`: measure speed beside baselines with the scripts of a checkout's `benchmarks` folder.
 
 Published benchmarks, which measure answers, are in `benchmark.py`.
 """
@@ -29,7 +29,7 @@ CPU_KEY = "CPU s"  # how the columns of CPU seconds end; the first of a row is o
 _HAS_COMMON_OPTIONS = re.compile(r"from _common import (?:\([^)]*|.*)\bparser\b")
 
 
-def bench(
+def perf(
     names: Annotated[
         str | None,
         typer.Argument(
@@ -49,7 +49,7 @@ def bench(
         int | None, typer.Option(min=1, help="Threads of torch; the script's own number by default.")
     ] = None,
     file: Annotated[Path, typer.Option("--out", "-o", help="A JSON file for figures, machine and commit.")] = Path(
-        "runs/bench.json"
+        "runs/perf.json"
     ),
     compare: Annotated[
         Path | None,
@@ -139,7 +139,7 @@ def _find_scripts(folder: Path) -> dict[str, Path]:
     scripts = {path.stem: path for path in paths if _HAS_COMMON_OPTIONS.search(path.read_text(encoding="utf-8"))}
     if not scripts:
         raise RunError(
-            f"{folder} has no benchmark scripts; `saccade bench` runs those of a checkout of Saccade's repository, "
+            f"{folder} has no benchmark scripts; `saccade perf` runs those of a checkout of Saccade's repository, "
             "not of an installed package: make one, run scripts/bootstrap there, and use its .venv/bin/saccade",
             key=str(folder),
         )
@@ -167,7 +167,7 @@ def _run_script(script: Path, arguments: list[str]) -> dict[str, Any]:
 
 def _read_figures(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the CPU and the figures by script of an earlier file. Raises DataError for any other file."""
-    hint = "give a file that `saccade bench` wrote"
+    hint = "give a file that `saccade perf` wrote"
     content = read_json(path, dict[str, Any], hint=hint)
     if not {"cpu", "benchmarks"} <= content.keys():
         raise DataError(f"{path} holds no benchmarks; {hint}", key=str(path))
