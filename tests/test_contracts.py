@@ -58,7 +58,7 @@ from saccade.types import (
 )
 
 CALL_WITHOUT_NAME = Block(
-    kind=BlockKind.CALL, body="", is_closed=True, call=Call(name="", arguments={}, call_format=CallFormat.EXTERNAL)
+    kind=BlockKind.CALL, body="", is_closed=True, call=Call(name="", arguments={}, call_format=CallFormat.THIRD_PARTY)
 )
 
 

@@ -24,7 +24,7 @@ from saccade.checks.estimates import PlanAssumptions
 from saccade.checks.plan import build_plan
 from saccade.cli.app import app
 from saccade.config.load import load_data_build_recipe, load_recipe
-from saccade.environments.external import load_prompt_format
+from saccade.environments.third_party_format import load_prompt_format
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

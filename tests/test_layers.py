@@ -59,7 +59,7 @@ OWNERS = {
         "utils.jsonl",
         "runs.ablations.spec",
         "environments.base",
-        "environments.external",
+        "environments.third_party_format",
         "environments.openenv",
     ),
     "pydantic_core": ("config.load", "utils.jsonl"),

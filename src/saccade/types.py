@@ -145,7 +145,7 @@ class CallFormat(StrEnum):
 
     NATIVE = "native"  # the model family's own
     PYTHON_STYLE = "python_style"  # Python as learned in pretraining
-    EXTERNAL = "external"  # another system's
+    THIRD_PARTY = "third_party"  # another system's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,7 +85,7 @@ def make_crop_call(**arguments):
 def test_a_window_is_a_call_of_show_frames(text, expected):
     reply = tool_call(f"<think>Look.</think>{text}")
     assert get_calls(reply) == [("show_frames", expected)]
-    assert reply.calls[0].call_format is CallFormat.EXTERNAL
+    assert reply.calls[0].call_format is CallFormat.THIRD_PARTY
     assert text in reply.text
     assert [block.kind for block in reply.blocks] == [BlockKind.THINK, BlockKind.CALL]
 

@@ -53,7 +53,7 @@ def run(renderer, task, *replies, environment="single_turn", frame_budget=2, che
     )
 
 
-@pytest.mark.parametrize("environment", ["single_turn", "parallel_crop", "external"])
+@pytest.mark.parametrize("environment", ["single_turn", "parallel_crop", "third_party_format"])
 def test_the_lines_of_the_frames_stand_between_them(renderer, task, environment):
     _, prompt = run(renderer, task, environment=environment)
     frame = "<|vision_start|><|image_pad|><|vision_end|>"

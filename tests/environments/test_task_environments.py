@@ -60,8 +60,8 @@ def test_settings_are_checked_under_their_own_key(override, key, value):
 
 
 def test_every_environment_must_be_trainable():
-    with raises(ConfigError, key="environments.image.name", value="external"):
-        require_trainable(load_recipe("tiny/base", ["environments={image: {name: external}}"]))
+    with raises(ConfigError, key="environments.image.name", value="third_party_format"):
+        require_trainable(load_recipe("tiny/base", ["environments={image: {name: third_party_format}}"]))
 
 
 def test_the_tools_of_every_environment_are_isolated():

@@ -269,7 +269,7 @@ def test_identity_has_the_files_named_by_a_prompt_format(tmp_path, end):
         (tmp_path / folder / "mine.py").write_text(text)
         (tmp_path / folder / f"spoken.{end}").write_text("tool_format: ./mine.py\n")
         settings = {"prompt_format": str(tmp_path / folder / f"spoken.{end}")}
-        recipe = {"environment": {"name": "external", "settings": settings}}
+        recipe = {"environment": {"name": "third_party_format", "settings": settings}}
         return evaluation.compute_identity(Recipe.model_validate(recipe), tmp_path)["environment"]
 
     assert identity("a", "one") == identity("b", "one") != identity("b", "two")

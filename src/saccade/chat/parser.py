@@ -46,7 +46,7 @@ CallParser = Callable[[str], tuple[str, dict[str, Any]]]
 class Grammar:
     """The structural tags of a reply with their block kinds, and the parser and format of each tag that holds calls.
 
-    The format of a tag missing in `call_formats` is EXTERNAL.
+    The format of a tag missing in `call_formats` is THIRD_PARTY.
     """
 
     tags: Mapping[str, BlockKind]
@@ -116,7 +116,7 @@ def _build_block(grammar: Grammar, name: str, body: str, is_closed: bool, num_ca
     kind = grammar.tags[name]
     if kind is not BlockKind.CALL:
         return Block(kind=kind, body=body, is_closed=is_closed)
-    call_format = grammar.call_formats.get(name, CallFormat.EXTERNAL)
+    call_format = grammar.call_formats.get(name, CallFormat.THIRD_PARTY)
     if num_calls >= _MAX_CALLS:
         call = build_invalid_call(f"a reply may have at most {_MAX_CALLS} calls", call_format)
     elif is_closed:

@@ -44,7 +44,7 @@ def test_published_settings_of_a_benchmark():
     assert "top_k" not in describe_conditions(vstar, None)
     charades, videomme = apply("paravt/para_grpo", "charades_sta"), apply("paravt/para_grpo", "videomme")
     assert (charades.environment.name, charades.environment.settings) == (
-        "external",
+        "third_party_format",
         {"prompt_format": "agentic_minimal"},
     )
     assert charades.evaluation.environment_settings == {}

@@ -1,4 +1,4 @@
-"""Share code among tool formats: translate external calls into calls of Saccade's tools, and parse times.
+"""Share code among tool formats: translate the calls of other systems into calls of Saccade's tools, and parse times.
 
 A tool format is a pure function `parse(text, prefill_length=0) -> Reply` that never raises. The calls of the reply have
 the names and arguments of Saccade's tools; the reply's text is unchanged. A call without a counterpart, or one that
@@ -19,7 +19,7 @@ _TIME_PATTERN = re.compile(
 
 def build_external_call(name: str, arguments: Mapping[str, Any]) -> Call:
     """Return a call of a Saccade tool that was written in another system's syntax."""
-    return Call(name=name, arguments=dict(arguments), call_format=CallFormat.EXTERNAL)
+    return Call(name=name, arguments=dict(arguments), call_format=CallFormat.THIRD_PARTY)
 
 
 def parse_window(start: Any, end: Any) -> dict[str, float]:

@@ -49,7 +49,7 @@ def _parse_action(body: str, *, is_closed: bool) -> tuple[Block, ...]:
     except (ValueError, RecursionError, MemoryError) as error:
         reason = str(error) or "it is nested too deeply"
         problem = f"there is no action that can be read between <json> and </json>: {reason}"
-        calls = [build_invalid_call(problem, CallFormat.EXTERNAL)]
+        calls = [build_invalid_call(problem, CallFormat.THIRD_PARTY)]
     return tuple(Block(kind=BlockKind.CALL, body=body, is_closed=is_closed, call=call) for call in calls)
 
 
@@ -81,7 +81,7 @@ def _convert_call(raw_call: Any) -> Call:
             raise ValueError(f"the arguments of {name[:40]} must be an object")
         return converter(arguments)
     except ValueError as error:
-        return build_invalid_call(str(error), CallFormat.EXTERNAL)
+        return build_invalid_call(str(error), CallFormat.THIRD_PARTY)
 
 
 def _parse_timestamps(arguments: Mapping[str, Any]) -> dict[str, Any]:

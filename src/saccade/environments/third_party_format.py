@@ -104,8 +104,8 @@ def _validate_prompt_format(name: str) -> str:
     return name
 
 
-class ExternalSettings(Section):
-    """Settings of `external`; tools, limits and the overview are the prompt format's own where they are null."""
+class ThirdPartyFormatSettings(Section):
+    """Settings of `third_party_format`; null tools, limits and overview are the prompt format's own."""
 
     # packaged prompt format, or path of a .yaml file
     prompt_format: Annotated[str, AfterValidator(_validate_prompt_format)] = "agentic_general"
@@ -120,15 +120,15 @@ class ExternalSettings(Section):
     max_subtitle_tokens: NonNegativeInt = 2048  # maximum tokens of the subtitles beside the frames
 
 
-class External(ToolEnvironment):
+class ThirdPartyFormat(ToolEnvironment):
     """Write prompts and parse replies in the format that another system was trained with."""
 
-    settings_type = ExternalSettings
+    settings_type = ThirdPartyFormatSettings
     tags_as_tokens = True  # as in the templates that the systems were trained with
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        given = ExternalSettings.model_validate(settings)
+        given = ThirdPartyFormatSettings.model_validate(settings)
         prompt_format, self.parse_text = load_prompt_format(given.prompt_format)
         tools = prompt_format.tools if given.tools is None else given.tools
         if not tools:  # a control, in which no text offers a tool
@@ -187,4 +187,4 @@ class External(ToolEnvironment):
         return result.text + self.prompt_format.error_template.replace("{error}", result.error), *frames
 
 
-external = External
+third_party_format = ThirdPartyFormat

@@ -14,8 +14,8 @@ from saccade import plugins
 from saccade.config.load import load_recipe
 from saccade.data.synthetic.video_writer import write_video
 from saccade.engines.scripted import Scripted
-from saccade.environments.external import External, list_prompt_formats, load_prompt_format
 from saccade.environments.parallel_crop import ParallelCrop
+from saccade.environments.third_party_format import ThirdPartyFormat, list_prompt_formats, load_prompt_format
 from saccade.errors import ConfigError
 from saccade.evaluation.benchmarks.base import extract_answer
 from saccade.ledger import Origin
@@ -82,7 +82,7 @@ def run(
     episode = asyncio.run(
         run_episode(
             task,
-            functools.partial(External, prompt_format=prompt_format, **settings),
+            functools.partial(ThirdPartyFormat, prompt_format=prompt_format, **settings),
             Context(**given, seed=3, frame_budget=frame_budget),
         )
     )
@@ -333,7 +333,9 @@ def test_prompts_may_have_images_or_text_alone(renderer, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mode_keeps_the_contract_of_agents(renderer, mode):
-    asyncio.run(check_environment(plugins.resolve("environments", "external", {"prompt_format": mode}), renderer))
+    asyncio.run(
+        check_environment(plugins.resolve("environments", "third_party_format", {"prompt_format": mode}), renderer)
+    )
 
 
 # ---- your own ------------------------------------------------------------------------------------------------------
@@ -382,13 +384,13 @@ def test_an_invalid_prompt_file_is_rejected_when_settings_are_resolved(text, key
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with raises(ConfigError, key=key, value=value):
-        plugins.resolve("environments", "external", {"prompt_format": str(path)})
+        plugins.resolve("environments", "third_party_format", {"prompt_format": str(path)})
 
 
 @pytest.mark.parametrize("name", ["agentic_lonvt", "nowhere/mine.yaml", "", "../prompts/direct"])
 def test_an_unknown_prompt_format_is_rejected_with_the_known_ones(name):
     with raises(ConfigError, key="environment.settings.prompt_format", value=name) as caught:
-        plugins.resolve("environments", "external", {"prompt_format": name})
+        plugins.resolve("environments", "third_party_format", {"prompt_format": name})
     assert "agentic_longvt" in str(caught.value)
 
 
@@ -396,11 +398,13 @@ def test_an_unknown_prompt_format_is_rejected_with_the_known_ones(name):
 
 
 def test_it_is_not_trained(tmp_path):
-    recipe = load_recipe("tiny/base", ["environment.name=external", "environment.settings.prompt_format=agentic_sage"])
-    with raises(ConfigError, key="environment.name", value="external"):
+    recipe = load_recipe(
+        "tiny/base", ["environment.name=third_party_format", "environment.settings.prompt_format=agentic_sage"]
+    )
+    with raises(ConfigError, key="environment.name", value="third_party_format"):
         require_trainable(recipe)
     assert require_trainable(load_recipe("tiny/base")) == load_recipe("tiny/base")
-    assert "environment.name" in bad("recipes", "check", "tiny/base", "environment.name=external")
+    assert "environment.name" in bad("recipes", "check", "tiny/base", "environment.name=third_party_format")
 
 
 @pytest.mark.slow
@@ -410,6 +414,6 @@ def test_sft_and_rl_reject_it_before_a_run_starts(tmp_path, tiny_folder):
         run = tmp_path / command
         given = ("tiny/base", "--model", tiny_folder, "--data", tmp_path / "dataset", "--out", run)
         assert "environment.name" in bad(
-            command, *given, *SMALL, "environment.name=external", "environment.settings=null"
+            command, *given, *SMALL, "environment.name=third_party_format", "environment.settings=null"
         )
         assert not run.exists()
