@@ -172,7 +172,7 @@ async def one_step(
     check(groups, components)
     with phases.phase("train"):
         samples = build_samples(
-            groups, compute_group_advantages(groups, settings.advantage), settings.advantage.sub_agent_credit
+            groups, compute_group_advantages(groups, settings.advantage), settings.advantage.sub_agent_advantage
         )
         report = update_policy(components, samples, settings, optimizer)
     with phases.phase("weight_sync"):

@@ -277,14 +277,14 @@ def main() -> None:
     pages = {ROOT / "docs" / "configuration.md": render_configuration()}
     pages[ROOT / "docs" / "api.md"] = render_api(index_comments, escape)
     pages[architecture] = replace_block(architecture.read_text(), render_picture())
-    stale = [page for page, text in pages.items() if not page.exists() or page.read_text() != text]
-    for page in stale:
+    outdated = [page for page, text in pages.items() if not page.exists() or page.read_text() != text]
+    for page in outdated:
         sys.stdout.write(
             f"{page.relative_to(ROOT)} {'is out of date: run scripts/generate_docs.py' if check else 'written'}\n"
         )
         if not check:
             page.write_text(pages[page])
-    sys.exit(bool(stale) and check)
+    sys.exit(bool(outdated) and check)
 
 
 if __name__ == "__main__":

@@ -232,7 +232,7 @@ DEVIATIONS = [
     ("paravt/para_grpo", "engine.name", "vllm", "SGLang was published"),
     ("paravt/para_grpo", "rl.filters.statuses.drop", ["tool_error", "aborted"], "none was published"),
     ("paravt/para_grpo", "rewards.tool_use.settings.threshold", 0.5, "any accuracy above 0 was published"),
-    ("paravt/para_grpo", "rl.advantage.sub_agent_credit", "shared", "published code trains no sub-agent"),
+    ("paravt/para_grpo", "rl.advantage.sub_agent_advantage", "shared", "published code trains no sub-agent"),
     ("paravt/para_grpo", "rl.advantage.reward_clip", 40.0, "20 was published"),
     ("pyvision/image_rl", "rewards.accuracy.settings.skip_judge_if_equal", True, "ours: a rule decides equal answers"),
     ("pyvision/image_rl", "rewards.accuracy.settings.threshold", 0.5, "the published code rewards these"),

@@ -139,6 +139,10 @@ OLD_NAMES = {
     "key_variable": "api_key_env",
     "at_once": "max_concurrency",
     "call_cost": "tool_call_penalty",
+    "sub_agent_credit": "sub_agent_advantage",
+    "baseline_reward": "greedy_baseline_reward",
+    "with_baseline": "with_greedy_baseline",
+    "group.baseline": "group.greedy_baseline",
     "open_think": "unclosed_think_fraction",
     "start_steps": "initial_checkpoint_steps",
     # metrics

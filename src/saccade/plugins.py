@@ -28,7 +28,7 @@ from saccade.errors import ConfigError, convert_errors
 from saccade.utils.hashing import compute_digest
 
 # keyword-only parameters passed with each call, never settings
-CALL_TIME_PARAMS = {"ctx", "correct", "advantage", "correct_G", "baseline_reward", "whiten"}
+CALL_TIME_PARAMS = {"ctx", "correct", "advantage", "correct_G", "greedy_baseline_reward", "whiten"}
 
 # The recipe keys of a folder's plugins: the one that names a plugin, and the one that its settings are below.
 _RECIPE_KEYS = {

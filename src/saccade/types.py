@@ -422,8 +422,8 @@ class Group:
     task: Task  # the question of all of them
     episodes: tuple[ScoredEpisode, ...]  # in the order of their seeds
     ungraded: tuple[UngradedEpisode, ...] = ()  # those that have no score
-    # a greedy episode that the others are compared with; it is not trained on
-    baseline: ScoredEpisode | None = field(default=None, metadata={"omit_none": True})
+    # a greedy episode (temperature 0) whose reward is subtracted from the others' (ReMax); it is not trained on
+    greedy_baseline: ScoredEpisode | None = field(default=None, metadata={"omit_none": True})
 
     @property
     def rewards(self) -> tuple[float, ...]:
@@ -437,8 +437,8 @@ class Group:
 
     @property
     def members(self) -> tuple[ScoredEpisode, ...]:
-        """Return the episodes, and the baseline if there is one."""
-        return (*self.episodes, self.baseline) if self.baseline else self.episodes
+        """Return the episodes, and the greedy baseline if there is one."""
+        return (*self.episodes, self.greedy_baseline) if self.greedy_baseline else self.episodes
 
     @property
     def solve_rate(self) -> float:

@@ -126,14 +126,18 @@ def test_remax_subtracts_the_reward_of_the_greedy_episode():
     [group] = [make_group("a", [1.0, 0.0, 0.4])]
     [baseline] = make_group("a", [0.7]).episodes
     chosen = AdvantageConfig(estimator="remax", reward_scale=10.0, reward_bias=-0.2)
-    assert compute_group_advantages([replace(group, baseline=baseline)], chosen)[0] == pytest.approx([3.0, -7.0, -3.0])
+    assert compute_group_advantages([replace(group, greedy_baseline=baseline)], chosen)[0] == pytest.approx(
+        [3.0, -7.0, -3.0]
+    )
     with raises(ConfigError, key="rl.advantage.estimator", value="remax"):
         compute_group_advantages([group], chosen)
 
 
 def test_a_group_whose_baseline_a_filter_drops_is_dropped():
     group = make_group("a", [1.0, 0.0])
-    failed, kept = (replace(group, baseline=make_group("a", [0.0], [status]).episodes[0]) for status in (ERROR, OK))
+    failed, kept = (
+        replace(group, greedy_baseline=make_group("a", [0.0], [status]).episodes[0]) for status in (ERROR, OK)
+    )
     assert select_groups([failed, kept], FILTERS, target=2).kept_groups == (kept,)
 
 
@@ -141,8 +145,8 @@ def test_reinforce_plus_plus_is_the_reward_until_tokens_are_whitened():
     chosen = AdvantageConfig(estimator="reinforce_plus_plus", whiten="tokens")
     groups = [make_group("a", [1.0, 0.0]), make_group("b", [1.0, 1.0])]
     assert [part.tolist() for part in compute_group_advantages(groups, chosen)] == [[1.0, 0.0], [1.0, 1.0]]
-    with_baseline = chosen.model_copy(update={"settings": {"baseline": "group"}})
-    assert [part.tolist() for part in compute_group_advantages(groups, with_baseline)] == [[0.5, -0.5], [0.0, 0.0]]
+    minus_mean = chosen.model_copy(update={"settings": {"baseline": "group"}})
+    assert [part.tolist() for part in compute_group_advantages(groups, minus_mean)] == [[0.5, -0.5], [0.0, 0.0]]
 
 
 def test_whitening_over_tokens_by_hand():

@@ -149,7 +149,7 @@ def test_credits_of_several_spans_by_hand():
 def test_credits_with_baselines_other_than_the_groups_mean_by_hand(estimator, whiten, every_token, tags):
     group, greedy = make_group("a", [(1.0, 0.2), (0.0, 0.1)]), make_group("a", [(0.4, 0.3)])
     episodes = [replace(item, score=replace(item.score, correct=item.score.value)) for item in group.episodes]
-    group = replace(group, episodes=tuple(episodes), baseline=greedy.episodes[0])
+    group = replace(group, episodes=tuple(episodes), greedy_baseline=greedy.episodes[0])
     [found] = group_advantages.compute_group_advantages([group], AdvantageConfig(estimator=estimator, whiten=whiten))
     assert found.every_token_G == pytest.approx(every_token)
     assert found.by_span[TAGS] == pytest.approx(tags)

@@ -211,7 +211,7 @@ def test_rl_step():
 
 
 def test_sub_agents_are_trained_with_shared_credit():
-    recipe, _, episode_size = estimate_recipe("paravt/para_grpo", "rl.advantage.sub_agent_credit=none")
+    recipe, _, episode_size = estimate_recipe("paravt/para_grpo", "rl.advantage.sub_agent_advantage=none")
     assert estimate_rl_training(recipe, episode_size).unpacked_tokens == 8 * sum(
         conversation.total_tokens for conversation in episode_size.assign_frame_budgets(7)
     )

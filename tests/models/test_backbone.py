@@ -342,7 +342,7 @@ def test_a_saved_model_loads_without_adapters(tied, tmp_path):
 
 
 @pytest.mark.slow
-def test_metadata_is_saved_and_a_stale_index_is_not(folder, tmp_path):
+def test_metadata_is_saved_and_an_outdated_index_is_not(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "model")
     load_backbone(tmp_path / "model").model.save_pretrained(tmp_path / "model", max_shard_size="100KB")
     (tmp_path / "model" / "model.safetensors").unlink()

@@ -235,7 +235,7 @@ class RecordingTemperatures(Scripted):
 
 def collect_with_baseline(renderer, score_fn):
     engine = RecordingTemperatures(renderer, replies=lambda ledger: "red")
-    options = {"group_size": 2, "score_fn": score_fn, "with_baseline": True}
+    options = {"group_size": 2, "score_fn": score_fn, "with_greedy_baseline": True}
     return engine, asyncio.run(collect([task("a")], each_in(Quick), base(renderer, engine), **options))
 
 
@@ -248,7 +248,7 @@ def test_a_group_may_have_a_greedy_baseline(renderer):
         return await ones(episodes)
 
     engine, [group] = collect_with_baseline(renderer, score)
-    assert (len(group.episodes), group.baseline.score.value) == (2, 1.0)
+    assert (len(group.episodes), group.greedy_baseline.score.value) == (2, 1.0)
     assert sorted(engine.temperatures) == [0.0, 1.0, 1.0]
     assert sizes == [2, 1]
     assert group.rewards == (1.0, 1.0)
@@ -266,7 +266,7 @@ def test_baselines_count_as_running_episodes(renderer):
         await asyncio.sleep(0)
         running -= 1
 
-    options = {"group_size": 2, "score_fn": ones, "with_baseline": True, "max_concurrency": 4}
+    options = {"group_size": 2, "score_fn": ones, "with_greedy_baseline": True, "max_concurrency": 4}
     asyncio.run(collect([task(name) for name in "abc"], make_hooked(count), base(renderer), **options))
     assert most == 3
 
@@ -276,7 +276,7 @@ def test_a_group_whose_baseline_is_ungraded_has_no_episodes(renderer):
         return [Ungraded(reason="no judge")] if len(episodes) == 1 else await ones(episodes)
 
     _, [group] = collect_with_baseline(renderer, score)
-    assert (group.episodes, group.baseline, len(group.ungraded)) == ((), None, 2)
+    assert (group.episodes, group.greedy_baseline, len(group.ungraded)) == ((), None, 2)
 
 
 def test_episodes_are_scored_concurrently(renderer):

@@ -102,11 +102,11 @@ def test_a_batch_with_other_tokens_raises(collected_groups, monkeypatch, damage)
 # ---- engine and trainer ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sub_agent_credit", ["none", "shared"])
+@pytest.mark.parametrize("sub_agent_advantage", ["none", "shared"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_engine_and_trainer_have_one_policy(workspace, trained_weights, tmp_path, sub_agent_credit, temperature):
+def test_engine_and_trainer_have_one_policy(workspace, trained_weights, tmp_path, sub_agent_advantage, temperature):
     overrides = (
-        f"rl.advantage.sub_agent_credit={sub_agent_credit}",
+        f"rl.advantage.sub_agent_advantage={sub_agent_advantage}",
         f"sampling.temperature={temperature}",
         "rl.steps=2",
     )
@@ -118,7 +118,7 @@ def test_engine_and_trainer_have_one_policy(workspace, trained_weights, tmp_path
         assert row["ratio_mean"] == row["ratio_max"] == 1.0
         assert row["tis_weight_mean"] == pytest.approx(1.0, abs=1e-5)
         trained = episodes = list_episodes(groups)
-        if sub_agent_credit == "shared":
+        if sub_agent_advantage == "shared":
             trained = [conversation for episode in episodes for conversation in episode.walk()]
         assert row["trained_tokens"] == sum(len(episode.ledger.sampled_tokens()) for episode in trained)
     assert any(episode.children for groups in groups_by_step for episode in list_episodes(groups))
@@ -480,11 +480,13 @@ def test_a_resumed_run_has_the_greedy_episodes_of_its_pending_batches(workspace,
     killed = with_reward(workspace.load_components(*BASELINE), compute_reward)
     workspace.run_rl(killed, tmp_path / "killed", kill_at=3)
     [batch] = read_jsonl(tmp_path / "killed/step-000002" / rl.PENDING_BATCHES, RolloutBatch)
-    assert all(group.baseline is not None and len(group.episodes) == 2 for group in batch.groups)
+    assert all(group.greedy_baseline is not None and len(group.episodes) == 2 for group in batch.groups)
     assert batch.num_sampled_tokens == sum(
         scored.episode.usage.sampled_tokens for group in batch.groups for scored in group.members
     )
-    assert batch.metrics["baseline_reward"] == np.mean([group.baseline.score.value for group in batch.groups])
+    assert batch.metrics["greedy_baseline_reward"] == np.mean(
+        [group.greedy_baseline.score.value for group in batch.groups]
+    )
     weights = tmp_path / "killed/step-000002"
     resumed = with_reward(workspace.load_components(*BASELINE, weights=weights), compute_reward)
     assert workspace.run_rl(resumed, tmp_path / "killed") == rows[2:]

@@ -73,13 +73,13 @@ def test_exactly_the_sampled_tokens_get_the_advantage():
     assert sample.ledger.loss_mask() == tuple(value != 0 for value in sample.advantages)
 
 
-@pytest.mark.parametrize("sub_agent_credit", ["none", "shared"])
-def test_sub_agents_share_their_parents_advantage(sub_agent_credit):
+@pytest.mark.parametrize("sub_agent_advantage", ["none", "shared"])
+def test_sub_agents_share_their_parents_advantage(sub_agent_advantage):
     parent = make_episode(1, make_episode(2), make_episode(3, make_episode(4)))
-    samples = build_samples([make_group(parent, make_episode(5))], [advantages_of(2.0, -1.0)], sub_agent_credit)
+    samples = build_samples([make_group(parent, make_episode(5))], [advantages_of(2.0, -1.0)], sub_agent_advantage)
     advantages = [(get_first_token(sample), max(sample.advantages, key=abs)) for sample in samples]
     shared = [(1, 2.0), (2, 2.0), (3, 2.0), (4, 2.0), (5, -1.0)]
-    assert advantages == (shared if sub_agent_credit == "shared" else [(1, 2.0), (5, -1.0)])
+    assert advantages == (shared if sub_agent_advantage == "shared" else [(1, 2.0), (5, -1.0)])
 
 
 VOCABULARY = {5: "<ans", 7: "wer>", 4: "red"}

@@ -27,7 +27,7 @@ FloatArray = NDArray[np.float64]
 # (rewards [G], total rewards [G]; None: the same; the inputs that it requests) -> advantages [G]
 AdvantageEstimator = Callable[..., FloatArray]
 # What an estimator requests by a keyword-only parameter of that name; see `algorithms/advantages`.
-ESTIMATOR_INPUTS = ("correct_G", "baseline_reward", "whiten")
+ESTIMATOR_INPUTS = ("correct_G", "greedy_baseline_reward", "whiten")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +43,9 @@ class GroupAdvantages:
         return self.every_token_G + sum(self.by_span.values())
 
 
-def needs_baseline_episode(settings: AdvantageConfig) -> bool:
+def needs_greedy_baseline(settings: AdvantageConfig) -> bool:
     """Return whether the estimator compares with a greedy episode of each prompt, which rollouts must then sample."""
-    return "baseline_reward" in _list_requested_inputs(settings.estimator)
+    return "greedy_baseline_reward" in _list_requested_inputs(settings.estimator)
 
 
 def needs_correctness(settings: AdvantageConfig) -> bool:
@@ -56,7 +56,7 @@ def needs_correctness(settings: AdvantageConfig) -> bool:
 def check_estimator_settings(settings: AdvantageConfig) -> None:
     """Raise ConfigError if the estimator is unknown, has an invalid setting, or fails on the rewards 0 and 1."""
     estimate = resolve_estimator(settings.estimator, settings.settings)
-    estimate([0.0, 1.0], correct_G=np.array([0.0, 1.0]), baseline_reward=0.0, whiten=settings.whiten)
+    estimate([0.0, 1.0], correct_G=np.array([0.0, 1.0]), greedy_baseline_reward=0.0, whiten=settings.whiten)
 
 
 def _list_requested_inputs(name: str) -> list[str]:
@@ -109,7 +109,7 @@ def shape_rewards(rewards: ArrayLike, *, scale: float = 1.0, bias: float = 0.0, 
 
 _MISSING_INPUTS = {
     "correct_G": "correctness: mark a reward term, as in `accuracy: {correct: true}`",
-    "baseline_reward": "the reward of a greedy episode per prompt",
+    "greedy_baseline_reward": "the reward of a greedy episode per prompt",
     "whiten": "the value of rl.advantage.whiten",
 }
 
@@ -184,7 +184,7 @@ def _compute_parts(
             row[:G],
             shaped[-1, :G],
             correct_G=shape(correct) if len(correct) == G else None,
-            baseline_reward=float(row[G]) if group.baseline else None,
+            greedy_baseline_reward=float(row[G]) if group.greedy_baseline else None,
             whiten=settings.whiten,
         )
         for row in shaped

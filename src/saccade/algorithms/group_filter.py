@@ -121,7 +121,7 @@ def select_groups(
 
 def _filter_episodes(group: Group, keep_episode: Callable[..., bool]) -> Group:
     # Without its baseline nothing can be compared.
-    has_baseline = group.baseline is None or keep_episode(group.baseline)
+    has_baseline = group.greedy_baseline is None or keep_episode(group.greedy_baseline)
     return replace(group, episodes=tuple(filter(keep_episode, group.episodes)) if has_baseline else ())
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from saccade import plugins
-from saccade.algorithms.group_advantages import needs_baseline_episode
+from saccade.algorithms.group_advantages import needs_greedy_baseline
 from saccade.chat.families.base import ModelText, TemplateText
 from saccade.chat.renderer import load_renderer
 from saccade.config.schema import KlConfig, OptimizerConfig, Recipe, RlConfig, SftConfig
@@ -350,7 +350,7 @@ def estimate_rollouts(recipe: Recipe, episode: EpisodeSize) -> RolloutCost:
     These are the rounds that fill a step if every group passes the filters. A group's greedy episode, if the advantage
     estimator needs one, is one of its episodes.
     """
-    group_size = recipe.rl.group_size + needs_baseline_episode(recipe.rl.advantage)
+    group_size = recipe.rl.group_size + needs_greedy_baseline(recipe.rl.advantage)
     num_collected, num_started = recipe.rl.selection.compute_start_counts(recipe.rl.prompts_per_step)
     num_groups = num_started * math.ceil(recipe.rl.prompts_per_step / num_collected)
     _require_plannable(num_groups, group_size, episode)
@@ -373,7 +373,7 @@ def estimate_rl_training(recipe: Recipe, episode: EpisodeSize) -> TrainingCost:
     _require_plannable(settings.prompts_per_step, group_size, episode)
     prompts = episode.assign_frame_budgets(settings.prompts_per_step)
     num_children = len(prompts) * group_size * episode.num_sub_agents
-    children = [sub_agent] * num_children if sub_agent and settings.advantage.sub_agent_credit == "shared" else []
+    children = [sub_agent] * num_children if sub_agent and settings.advantage.sub_agent_advantage == "shared" else []
     trees = [
         (size, prompt) for prompt in prompts for size in compute_tree_sizes(prompt, group_size, settings.pack_length)
     ]

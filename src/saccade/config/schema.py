@@ -585,7 +585,9 @@ class AdvantageConfig(Section):
     # read them; tokens = over the trained tokens of the batch, after filters have read them and after the KL penalty of
     # the reward is subtracted
     whiten: Literal["none", "episodes", "tokens"] = "none"
-    sub_agent_credit: Literal["none", "shared"] = "shared"  # advantage of sub-agent episodes; shared = their parent's
+    sub_agent_advantage: Literal["none", "shared"] = (
+        "shared"  # advantage of sub-agent episodes; shared = their parent's
+    )
     reward_scale: PositiveFloat = 1.0  # factor of the reward, applied after reward_bias
     reward_bias: float = 0.0  # added to the reward, applied first
     reward_clip: PositiveFloat = 20.0  # maximum absolute value of the reward, applied last

@@ -116,7 +116,7 @@ AttentionInterface.register("saccade_flash", attend_images)
 
 
 class Backbone:
-    """A loaded checkpoint with its renderer.
+    """A whole vision-language model of a checkpoint (vision tower, language model, output head) with its renderer.
 
     `settings.lora_rank` > 0 freezes the model and adds trainable adapters to the linear layers of its text model (see
     `lora`). `settings.trained_weights` = "language_model" freezes the vision tower and its projector, which merges the

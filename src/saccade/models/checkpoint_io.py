@@ -149,8 +149,8 @@ def _write_shard(pending: dict[str, Tensor], path: Path) -> dict[str, int]:
 
 def _rename_shards(folder: Path, shards: Sequence[Mapping[str, int]]) -> None:
     """Rename the files, whose number is known now, in place of an earlier model's, and write the index of several."""
-    for stale in (*folder.glob("model-?????-of-?????.safetensors"), folder / _INDEX_NAME):
-        stale.unlink(missing_ok=True)
+    for outdated in (*folder.glob("model-?????-of-?????.safetensors"), folder / _INDEX_NAME):
+        outdated.unlink(missing_ok=True)
     weight_map = {}
     for index, shard in enumerate(shards):
         name = _WEIGHTS_NAME if len(shards) == 1 else f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors"

@@ -75,7 +75,7 @@ async def collect(
     frame_budgets: Sequence[int | None] | None = None,
     max_concurrency: int = 512,
     num_required: int | None = None,
-    with_baseline: bool = False,
+    with_greedy_baseline: bool = False,
     on_group_done: Callable[[int, Group], None] | None = None,
     on_discarded: Callable[[Episode], None] = lambda episode: None,
     run_fn: RunEpisode = run_episode,
@@ -85,8 +85,8 @@ async def collect(
 
     `executor` decides where: by default in this process.
 
-    `with_baseline` adds a greedy episode (temperature 0) to each group, as its `baseline`. If that can't be graded,
-    neither are the group's episodes.
+    `with_greedy_baseline` adds a greedy episode (temperature 0) to each group, as its `greedy_baseline`. If that can't
+    be graded, neither are the group's episodes.
 
     An episode's seed is derived from `base_context.seed` (the run's), the whole task, the episode's index, and its
     task's number in `seed_salts`, such as the training step: another number samples other episodes. `frame_budgets`
@@ -99,7 +99,7 @@ async def collect(
     drop. Episodes that rewards could not grade are the group's `ungraded`. Raises DataError for a task whose
     environment isn't configured.
     """
-    num_episodes = group_size + with_baseline  # of a group
+    num_episodes = group_size + with_greedy_baseline  # of a group
     semaphore, has_enough, num_done = asyncio.Semaphore(max(max_concurrency // num_episodes, 1)), asyncio.Event(), 0
 
     def finish_group(index: int, group: Group) -> None:
@@ -125,7 +125,7 @@ async def collect(
                     frame_budget=frame_budgets[index] if frame_budgets else None,
                 ),
                 score_fn,
-                with_baseline=with_baseline,
+                with_greedy_baseline=with_greedy_baseline,
                 semaphore=semaphore,
                 on_done=partial(finish_group, index),
                 on_discarded=on_discarded,
@@ -148,16 +148,16 @@ async def run_group(
     *,
     semaphore: AbstractAsyncContextManager[Any],
     on_done: Callable[[Group], None],
-    with_baseline: bool = False,
+    with_greedy_baseline: bool = False,
     on_discarded: Callable[[Episode], None] = lambda episode: None,
     run_fn: RunEpisode = run_episode,
     executor: RolloutExecutor | None = None,
 ) -> Group:
     """Run one episode per context, started together, in order, and score them; see `collect`.
 
-    The last context is the greedy episode's if `with_baseline`.
+    The last context is the greedy episode's if `with_greedy_baseline`.
     """
-    if with_baseline:
+    if with_greedy_baseline:
         *contexts, last = contexts
         contexts += [replace(last, sampling=replace(last.sampling, temperature=0.0))]
     async with semaphore:
@@ -173,12 +173,12 @@ async def run_group(
         return await (score_fn(sampled[part]) if graded is None else score_fn(sampled[part], graded[part]))
 
     # Outside the semaphore: the next group starts while this one is scored.
-    num_compared = len(sampled) - with_baseline
+    num_compared = len(sampled) - with_greedy_baseline
     try:
         group = build_group(sampled[:num_compared], await score(slice(num_compared)))
-        if with_baseline:  # scored alone: a group reward compares the others
+        if with_greedy_baseline:  # scored alone: a group reward compares the others
             [result] = await score(slice(num_compared, None))
-            group = _add_baseline(group, sampled, result)
+            group = _add_greedy_baseline(group, sampled, result)
     except asyncio.CancelledError:
         for episode in sampled:
             on_discarded(episode)
@@ -187,12 +187,12 @@ async def run_group(
     return group
 
 
-def _add_baseline(group: Group, sampled: Sequence[Episode], result: ScoreResult) -> Group:
+def _add_greedy_baseline(group: Group, sampled: Sequence[Episode], result: ScoreResult) -> Group:
     *episodes, baseline = sampled
     if isinstance(result, Ungraded):
         reason = f"the group's greedy episode could not be graded: {result.reason}"
         return build_group(episodes, [Ungraded(reason=reason)] * len(episodes))
-    return replace(group, baseline=ScoredEpisode(episode=baseline, score=result))
+    return replace(group, greedy_baseline=ScoredEpisode(episode=baseline, score=result))
 
 
 def build_group_contexts(

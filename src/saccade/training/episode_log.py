@@ -27,7 +27,7 @@ from saccade.utils.files import convert_file_errors, write_atomically
 from saccade.utils.jsonl import encode_json_line, parse_json_line, relativize_path, require_file
 
 EPISODES_FOLDER = "episodes"  # of a run
-Outcome = Literal["kept", "dropped", "ungraded", "baseline", "discarded", "cancelled", "validation"]
+Outcome = Literal["kept", "dropped", "ungraded", "greedy_baseline", "discarded", "cancelled", "validation"]
 _FILE_NAME = re.compile(r"(\w+)-(\d+)\.jsonl\.gz")
 _CHUNK_BYTES = 2**16  # decompressed at a time: what precedes a damaged chunk is read
 _COMPRESSION_LEVEL = 1  # tokens and logprobs compress little better at higher levels, which take several times as long
@@ -42,9 +42,9 @@ class RolloutRecord:
     step: int  # the training step, from 1; of a validation the number of finished steps
     group: int  # index of its group among those started for the step
     index: int  # its index among the group's records
-    # kept = the trainer received it; dropped = a filter removed it; ungraded = it has no score; baseline = the others
-    # are compared with it; discarded = it ended in a group that over-provisioning then cancelled; cancelled = it had
-    # not ended there, so it has no turns
+    # kept = the trainer received it; dropped = a filter removed it; ungraded = it has no score; greedy_baseline = its
+    # reward is subtracted from the others'; discarded = it ended in a group that over-provisioning then cancelled;
+    # cancelled = it had not ended there, so it has no turns
     outcome: Outcome
     reason: str = ""  # name of the filter that dropped it, or why it has no score
     mode: str = ""  # of a validation: greedy or sampled

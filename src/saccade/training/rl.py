@@ -305,7 +305,7 @@ def build_training_samples(
         **compute_filter_metrics(reports),
     }
     decode = components.backbone.renderer.decode
-    samples = build_samples(groups, advantages, settings.advantage.sub_agent_credit, decode=decode, masks=masks)
+    samples = build_samples(groups, advantages, settings.advantage.sub_agent_advantage, decode=decode, masks=masks)
     if settings.on_stale_group == "truncate":
         samples, num_stale_tokens = drop_stale_tokens(samples, batch.step - settings.max_staleness)
         metrics["dropped_stale_tokens"] = float(num_stale_tokens)

@@ -36,7 +36,7 @@ from statistics import fmean
 from typing import Any
 
 from saccade.algorithms.frame_budget import draw_frame_budget
-from saccade.algorithms.group_advantages import needs_baseline_episode
+from saccade.algorithms.group_advantages import needs_greedy_baseline
 from saccade.algorithms.group_filter import FilterReport, SelectionResult, select_groups
 from saccade.config.schema import Recipe, RlConfig
 from saccade.data.mixture import Mixture
@@ -143,12 +143,12 @@ async def collect_batch(
             value="stop",
         )
     num_cancelled = len(progress.cancelled_indices)
-    baselines = [group.baseline.score.total for group in groups if group.baseline]
+    baselines = [group.greedy_baseline.score.total for group in groups if group.greedy_baseline]
     has_video_limit = settings.selection.max_video_share is not None
     num_surplus_videos = group_queue.num_surplus_videos if group_queue else len(progress.surplus_video_indices)
     metrics = {
         **compute_step_metrics(groups),
-        **({"baseline_reward": fmean(baselines)} if baselines else {}),
+        **({"greedy_baseline_reward": fmean(baselines)} if baselines else {}),
         "groups/kept": float(len(selection.kept_groups)),
         "groups/missing": float(selection.num_missing),
         **compute_filter_metrics(selection.filter_reports),
@@ -286,7 +286,7 @@ def _has_video(task: Task) -> bool:
 
 def _count_episodes(settings: RlConfig) -> int:
     """Return how many episodes a group samples, its baseline included."""
-    return settings.group_size + needs_baseline_episode(settings.advantage)
+    return settings.group_size + needs_greedy_baseline(settings.advantage)
 
 
 def collect_groups(
@@ -346,7 +346,7 @@ def _collect(
         components.environments,
         components.build_context(seed=seed),
         group_size=components.recipe.rl.group_size,
-        with_baseline=needs_baseline_episode(components.recipe.rl.advantage),
+        with_greedy_baseline=needs_greedy_baseline(components.recipe.rl.advantage),
         score_fn=components.score_fn,
         seed_salts=seed_salts,
         frame_budgets=[
@@ -395,8 +395,8 @@ def build_records(
             add(number, "dropped" if reason else "kept", scored.episode, scored.score, reason)
         for ungraded in group.ungraded:
             add(number, "ungraded", ungraded.episode, reason=ungraded.reason)
-        if group.baseline is not None:
-            add(number, "baseline", group.baseline.episode, group.baseline.score)
+        if group.greedy_baseline is not None:
+            add(number, "greedy_baseline", group.greedy_baseline.episode, group.greedy_baseline.score)
     ended = defaultdict[str, list[Episode]](list)
     for episode in discarded:
         ended[episode.task.digest].append(episode)

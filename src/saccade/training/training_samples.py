@@ -16,14 +16,14 @@ from saccade.types import Episode, Group, Span, TrainingSample
 def build_samples(
     groups: Sequence[Group],
     advantages: Sequence[GroupAdvantages],
-    sub_agent_credit: Literal["none", "shared"],
+    sub_agent_advantage: Literal["none", "shared"],
     *,
     decode: Decode | None = None,
     masks: Sequence[Sequence[bool]] | None = None,
 ) -> list[TrainingSample]:
     """Return one sample per trained conversation of the episodes that `masks` select (None: all).
 
-    Each episode's main conversation is trained, and with `sub_agent_credit="shared"` its sub-agents' too, with the
+    Each episode's main conversation is trained, and with `sub_agent_advantage="shared"` its sub-agents' too, with the
     parent's advantage. The advantages of spans are added on their tokens, which `decode` identifies; turns and calls
     are those of the main conversation.
     """
@@ -34,7 +34,7 @@ def build_samples(
         for index, (scored, advantage, is_kept) in enumerate(rows):
             by_span = {span: float(value_G[index]) for span, value_G in group_advantages.by_span.items()}
             tags = {span: value for span, value in by_span.items() if span.kind == "tags"}
-            children = list(scored.episode.walk())[1:] if sub_agent_credit == "shared" else []
+            children = list(scored.episode.walk())[1:] if sub_agent_advantage == "shared" else []
             for conversation in [scored.episode, *children] if is_kept else []:
                 if conversation.ledger.sampled_tokens():
                     own = by_span if conversation is scored.episode else tags

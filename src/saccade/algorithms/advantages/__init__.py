@@ -6,7 +6,7 @@ The rewards may lack the credits of some spans, which the total rewards include;
 from the total rewards. An estimator that needs more names it as a keyword-only parameter:
 
     correct_G: NDArray[np.float64]      correctness of each episode, shaped like the rewards
-    baseline_reward: float              reward of a greedy episode of the same prompt; naming it makes rollouts sample
+    greedy_baseline_reward: float       reward of a greedy episode of the same prompt; naming it makes rollouts sample
                                         one per group, which is not trained on and not in the group
     whiten: str                         the recipe's `rl.advantage.whiten`
 

@@ -239,7 +239,7 @@ async def receive_tensors(server: Server, tensors: Mapping[str, Tensor]) -> None
 async def receive_weights(
     server: Server, label: str, in_flight: InFlightPolicy, broadcast: Callable[[], Awaitable[None]]
 ) -> None:
-    """Make the server receive all weights while `broadcast` sends them, label them, and empty stale caches.
+    """Make the server receive all weights while `broadcast` sends them, label them, and empty outdated caches.
 
     `in_flight` is as in `load_weights`. A server that fails midway stays paused; its label marks it, and it must be
     restarted before it is used again.

@@ -380,7 +380,7 @@ class Library:
         group, member = records[key]
         own = advantages[group]
         scored = groups[group].episodes[member]
-        credit = load_recipe(str(run.folder / RECIPE_FILE)).rl.advantage.sub_agent_credit
+        credit = load_recipe(str(run.folder / RECIPE_FILE)).rl.advantage.sub_agent_advantage
         by_span = {span: float(values[member]) for span, values in own.by_span.items()}
         tags = {span: value for span, value in by_span.items() if span.kind == "tags"}
         value = float(own.every_token_G[member])
@@ -407,14 +407,16 @@ class Library:
             for record in read_rollouts(run.folder, stage, step):
                 if record.score is not None and record.outcome == "kept":
                     kept[record.group].append(record)
-                elif record.score is not None and record.outcome == "baseline":
+                elif record.score is not None and record.outcome == "greedy_baseline":
                     baselines[record.group] = ScoredEpisode(episode=record.episode, score=record.score)
             positions: dict[tuple[int, int], tuple[int, int]] = {}
             groups: list[Group] = []
             for number, (group, records) in enumerate(kept.items()):
                 members = tuple(ScoredEpisode(episode=r.episode, score=r.score) for r in records if r.score)
                 positions |= {(group, r.index): (number, member) for member, r in enumerate(records)}
-                groups.append(Group(task=records[0].episode.task, episodes=members, baseline=baselines.get(group)))
+                groups.append(
+                    Group(task=records[0].episode.task, episodes=members, greedy_baseline=baselines.get(group))
+                )
             settings = load_recipe(str(run.folder / RECIPE_FILE)).rl.advantage
             return positions, groups, compute_group_advantages(groups, settings)
 
