@@ -38,7 +38,7 @@ class Side:
             folder=folder,
             backbone=self.backbone,
             optimizer=self.optimizer,
-            policy=CheckpointConfig(last=1, background=mode == "background"),
+            retention=CheckpointConfig(last=1, background=mode == "background"),
             get_scores=lambda metric: {},
         )
         self.ids_BT = torch.arange(4 * given.tokens, device=given.device).reshape(4, -1) % 200

@@ -80,7 +80,7 @@ def test_the_two_newest_checkpoints_and_other_folders_are_kept(tmp_path, compone
 
 
 @pytest.mark.parametrize(
-    ("policy", "scores", "kept"),
+    ("retention", "scores", "kept"),
     [
         ({}, {}, [11, 12]),
         ({"last": 1}, {}, [12]),
@@ -91,18 +91,18 @@ def test_the_two_newest_checkpoints_and_other_folders_are_kept(tmp_path, compone
         ({"last": 2, "best": 1}, {99: 1.0}, [11, 12]),  # no checkpoint of the best step
     ],
 )
-def test_a_policy_selects_checkpoints(tmp_path, policy, scores, kept):
+def test_retention_selects_checkpoints(tmp_path, retention, scores, kept):
     for step in range(1, 13):
         (tmp_path / f"step-{step:06d}").mkdir()
-    checkpoint.prune_checkpoints(tmp_path, CheckpointConfig(**policy), scores)
+    checkpoint.prune_checkpoints(tmp_path, CheckpointConfig(**retention), scores)
     assert list_steps(tmp_path) == kept
 
 
 def test_the_best_checkpoint_is_linked(tmp_path):
-    policy = CheckpointConfig(last=1, best=1)
+    retention = CheckpointConfig(last=1, best=1)
     for step, scores in ((1, {1: 0.5}), (2, {1: 0.5, 2: 0.25}), (3, {1: 0.5, 2: 0.25, 3: 0.75})):
         (tmp_path / f"step-{step:06d}").mkdir()
-        checkpoint.prune_checkpoints(tmp_path, policy, scores)
+        checkpoint.prune_checkpoints(tmp_path, retention, scores)
         best = max(scores, key=scores.get)
         assert (tmp_path / "best").resolve().name == f"step-{best:06d}"
         assert not (tmp_path / "best").readlink().is_absolute()  # the run can be moved
@@ -149,14 +149,14 @@ def test_a_kill_while_pruning_loses_nothing(tmp_path, monkeypatch, function, at)
             raise Killed
         return real(path, *others, **options)
 
-    policy, scores = CheckpointConfig(last=1, best=1), {2: 1.0}
+    retention, scores = CheckpointConfig(last=1, best=1), {2: 1.0}
     with monkeypatch.context() as patch:
         patch.setattr(module, function, kill)
         with pytest.raises(Killed):
-            checkpoint.prune_checkpoints(tmp_path, policy, scores)
+            checkpoint.prune_checkpoints(tmp_path, retention, scores)
     assert {2, 5} <= {*list_steps(tmp_path)}
     assert all((saved.folder / "weights").read_text() == "whole" for saved in checkpoint.list_checkpoints(tmp_path))
-    checkpoint.prune_checkpoints(tmp_path, policy, scores)
+    checkpoint.prune_checkpoints(tmp_path, retention, scores)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "step-000002", "step-000005"]
 
 

@@ -23,13 +23,13 @@ def update(components, optimizer):
     optimizer.step()
 
 
-def build_writer(components, folder, **policy):
+def build_writer(components, folder, **retention):
     optimizer = Optimizer(components.backbone.model, components.recipe.sft.optim, 4)
     return CheckpointWriter(
         folder=folder,
         backbone=components.backbone,
         optimizer=optimizer,
-        policy=CheckpointConfig(**policy),
+        retention=CheckpointConfig(**retention),
         get_scores=lambda metric: {},
     )
 

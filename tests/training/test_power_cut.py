@@ -58,9 +58,9 @@ def test_a_resumed_run_finds_the_last_or_the_previous_whole_checkpoint(tmp_path,
 
     def save(step, *, folder=run / "sft"):
         state = {"number": next(numbers)}
-        policy = CheckpointConfig(last=2 if is_repeated else 1, best=1)
+        retention = CheckpointConfig(last=2 if is_repeated else 1, best=1)
         arguments = {"backbone": components.backbone, "optimizer": optimizer, "trainer_state": state}
-        checkpoint.save_checkpoint(folder, step=step, policy=policy, scores={step: 1.0}, **arguments)
+        checkpoint.save_checkpoint(folder, step=step, retention=retention, scores={step: 1.0}, **arguments)
 
     def read(folder):
         newest = checkpoint.find_newest_checkpoint(folder / "sft")

@@ -276,7 +276,7 @@ def test_the_work_of_the_trainer_does_not_count_towards_the_timeout(workspace, t
                 folder=tmp_path,
                 backbone=components.backbone,
                 optimizer=optimizer,
-                policy=CheckpointConfig(background=False),
+                retention=CheckpointConfig(background=False),
                 get_scores=ValidationSchedule().get_scores,
             )
             with components.clock.pause():

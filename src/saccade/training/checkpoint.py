@@ -1,6 +1,6 @@
 """Checkpoints of a stage: the model as a Hugging Face folder, the optimizer, and the state of the trainer.
 
-    save_checkpoint ──> .step-000020.part ──checksums, fsync──> rename ──> link `best` ──> delete what the policy drops
+    save_checkpoint ──> .step-000020.part ──checksums, fsync──> rename ──> link `best` ──> delete what `retention` drops
                                └─ deleted on failure                                           └─ rename, then remove
 
 A checkpoint is written to a temporary folder, synced to the disk and then renamed, so it is never partial, also after a
@@ -88,20 +88,20 @@ def read_boundary(folder: Path) -> Iterator[None]:
 
 def is_saved(step: int, settings: SftConfig | RlConfig, *, is_validated: bool = False) -> bool:
     """Return whether a stage saves a checkpoint after `step` finished steps."""
-    policy = settings.checkpoints
+    retention = settings.checkpoints
     return (
         step % settings.save_every == 0
-        or step in (settings.steps, *policy.keep_steps)
-        or (policy.every > 0 and step % policy.every == 0)
-        or (policy.best > 0 and is_validated)
+        or step in (settings.steps, *retention.keep_steps)
+        or (retention.every > 0 and step % retention.every == 0)
+        or (retention.best > 0 and is_validated)
     )
 
 
 def count_kept_checkpoints(settings: SftConfig | RlConfig) -> int:
-    """Return how many checkpoints of a finished stage its policy keeps, at most."""
-    policy = settings.checkpoints
-    regular = settings.steps // policy.every if policy.every else 0
-    return policy.last + policy.best + regular + len(policy.keep_steps)
+    """Return how many checkpoints of a finished stage its settings keep, at most."""
+    retention = settings.checkpoints
+    regular = settings.steps // retention.every if retention.every else 0
+    return retention.last + retention.best + regular + len(retention.keep_steps)
 
 
 def save_checkpoint(
@@ -112,14 +112,14 @@ def save_checkpoint(
     optimizer: Savable,
     trainer_state: Mapping[str, Any],
     write_extra_files: Callable[[Path], None] = lambda part_folder: None,
-    policy: CheckpointConfig = CheckpointConfig(),  # noqa: B008 (frozen)
+    retention: CheckpointConfig = CheckpointConfig(),  # noqa: B008 (frozen)
     scores: Mapping[int, float] | None = None,
 ) -> Checkpoint:
-    """Write checkpoint `step`, with `write_extra_files`, and delete those that the policy drops. Raises RunError.
+    """Write checkpoint `step`, with `write_extra_files`, and delete those that `retention` drops. Raises RunError.
 
     `backbone` and `optimizer` may be copies (see `checkpoint_writer`).
 
-    `scores` maps validated steps to the metric by which the policy finds the best ones.
+    `scores` maps validated steps to the metric by which `retention` finds the best ones.
     """
     target = folder / f"step-{step:06d}"
     part_folder = folder / f".step-{step:06d}.part"
@@ -145,44 +145,49 @@ def save_checkpoint(
             raise
         for parent in (folder, folder.parent):  # the parent: the folder may be new
             sync_path(parent)
-        prune_checkpoints(folder, policy, scores or {})
+        prune_checkpoints(folder, retention, scores or {})
     return Checkpoint(step=step, folder=target)
 
 
-def prune_checkpoints(folder: Path, policy: CheckpointConfig, scores: Mapping[int, float]) -> None:
-    """Link the best checkpoint of a stage, and delete those that the policy drops. Raises RunError."""
+def prune_checkpoints(folder: Path, retention: CheckpointConfig, scores: Mapping[int, float]) -> None:
+    """Link the best checkpoint of a stage, and delete those that `retention` drops. Raises RunError."""
     _delete_leftovers(folder)
     checkpoints = {saved.step: saved for saved in list_checkpoints(folder)}
-    kept = select_kept_steps(checkpoints, policy, scores)
+    kept = select_kept_steps(checkpoints, retention, scores)
     with convert_errors(RunError, f"the checkpoints in {folder} can't be deleted or linked", key=str(folder)):
-        if policy.best and (best := rank_steps(checkpoints, policy, scores)):
+        if retention.best and (best := rank_steps(checkpoints, retention, scores)):
             _link_best(folder, checkpoints[best[0]].folder)
         for step, saved in checkpoints.items():
             if step not in kept and not (saved.folder / KEEP_FILE).exists():
                 _delete_folder(saved.folder)
 
 
-def rank_steps(steps: Collection[int], policy: CheckpointConfig, scores: Mapping[int, float]) -> list[int]:
+def rank_steps(steps: Collection[int], retention: CheckpointConfig, scores: Mapping[int, float]) -> list[int]:
     """Return the validated ones of the steps, the best first; of equal scores, the earlier step.
 
     >>> rank_steps([1, 2, 3, 4], CheckpointConfig(best=1), {1: 0.5, 2: 0.75, 4: 0.75})
     [2, 4, 1]
     """
-    sign = -1.0 if policy.mode == "max" else 1.0
+    sign = -1.0 if retention.mode == "max" else 1.0
     validated = [step for step in steps if step in scores and math.isfinite(scores[step])]
     return sorted(validated, key=lambda step: (sign * scores[step], step))
 
 
-def select_kept_steps(steps: Collection[int], policy: CheckpointConfig, scores: Mapping[int, float]) -> set[int]:
-    """Return the steps whose checkpoints the policy keeps.
+def select_kept_steps(steps: Collection[int], retention: CheckpointConfig, scores: Mapping[int, float]) -> set[int]:
+    """Return the steps whose checkpoints `retention` keeps.
 
-    >>> policy = CheckpointConfig(last=1, best=1, every=4, keep_steps=(5,))
-    >>> sorted(select_kept_steps(range(1, 11), policy, {2: 0.5, 3: 0.75}))
+    >>> retention = CheckpointConfig(last=1, best=1, every=4, keep_steps=(5,))
+    >>> sorted(select_kept_steps(range(1, 11), retention, {2: 0.5, 3: 0.75}))
     [3, 4, 5, 8, 10]
     """
-    regular = {step for step in steps if policy.every and step % policy.every == 0}
-    best = rank_steps(steps, policy, scores)[: policy.best]
-    return {*sorted(steps)[-policy.last :], *best, *regular, *(step for step in steps if step in policy.keep_steps)}
+    regular = {step for step in steps if retention.every and step % retention.every == 0}
+    best = rank_steps(steps, retention, scores)[: retention.best]
+    return {
+        *sorted(steps)[-retention.last :],
+        *best,
+        *regular,
+        *(step for step in steps if step in retention.keep_steps),
+    }
 
 
 def protect_checkpoint(folder: Path) -> None:

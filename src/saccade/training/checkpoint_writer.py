@@ -1,7 +1,7 @@
 """Write the checkpoints of a stage while its training continues, and one more if the training stops.
 
     training   step 20 │ copy │ step 21 ... step 22 ... │ `check`: raises if the write has failed
-    thread             └──────> write, checksums, fsync, rename ──> delete what the policy drops
+    thread             └──────> write, checksums, fsync, rename ──> delete what `retention` drops
 
 At most one write is in progress: the next copy waits for it, and so does every end of the training but a second Ctrl-C.
 A checkpoint appears when it is complete (see `checkpoint`). A write that fails stops the training at the next step.
@@ -46,7 +46,7 @@ class CheckpointWriter:
     folder: Path
     backbone: "Backbone"
     optimizer: "Optimizer | ShardedOptimizer"
-    policy: CheckpointConfig
+    retention: CheckpointConfig
     get_scores: Callable[[str], Mapping[int, float]]
     has_failed: bool = False
     _write: "asyncio.Future[None] | None" = field(default=None, init=False)
@@ -58,7 +58,7 @@ class CheckpointWriter:
         for the last write, if it has failed.
         """
         await self.finish()
-        if not self.policy.background:
+        if not self.retention.background:
             await self.save_now(finished)
             return
         snapshot = await run_in_thread(
@@ -74,7 +74,7 @@ class CheckpointWriter:
         await run_in_thread(lambda _: self._save(finished, self.backbone, self.optimizer, scores), _DESCRIPTION)
 
     def _copy_scores(self) -> Mapping[int, float]:
-        return dict(self.get_scores(self.policy.metric))
+        return dict(self.get_scores(self.retention.metric))
 
     def _save(
         self,
@@ -91,7 +91,7 @@ class CheckpointWriter:
                 optimizer=optimizer,
                 trainer_state=finished.trainer_state,
                 write_extra_files=finished.write_extra_files,
-                policy=self.policy,
+                retention=self.retention,
                 scores=scores,
             )
         except BaseException:
@@ -114,9 +114,9 @@ class CheckpointWriter:
                     self._write = None
 
     async def prune(self) -> None:
-        """Delete what the policy drops, and link the best checkpoint, after the last write. Raises RunError."""
+        """Delete what `retention` drops, and link the best checkpoint, after the last write. Raises RunError."""
         await self.finish()
-        checkpoint.prune_checkpoints(self.folder, self.policy, self.get_scores(self.policy.metric))
+        checkpoint.prune_checkpoints(self.folder, self.retention, self.get_scores(self.retention.metric))
 
     async def close(self) -> None:
         """Wait for the write in progress, whose error is logged: another one stops the training."""

@@ -135,7 +135,7 @@ async def train(
         folder=folder,
         backbone=components.backbone,
         optimizer=optimizer,
-        policy=settings.checkpoints,
+        retention=settings.checkpoints,
         get_scores=validation.get_scores,
     )
     async with contextlib.AsyncExitStack() as stack:

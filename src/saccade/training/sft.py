@@ -66,7 +66,7 @@ async def train(
     unless `sft.on_bad_demonstration` is skip; AlarmError if an alarm stops the training.
     """
     settings = components.recipe.sft
-    policy = settings.checkpoints
+    retention = settings.checkpoints
     validation, alarms = validation or ValidationSchedule(), alarms or AlarmMonitor()
     if not demonstrations:
         path = components.recipe.data.demonstrations
@@ -88,7 +88,7 @@ async def train(
         folder=folder,
         backbone=components.backbone,
         optimizer=optimizer,
-        policy=policy,
+        retention=retention,
         get_scores=validation.get_scores,
     )
 
@@ -130,7 +130,7 @@ async def train(
             log_step(row)
             progress.advance(step + 1, next_position, optimizer.num_updates)
             # Before the validation, which may take long, and during which a kill would lose the steps before it;
-            # but after earlier ones, whose checkpoints the policy can't compare yet.
+            # but after earlier ones, whose checkpoints can't be compared before.
             if is_saved:
                 await validation.finish()
                 await writer.save(progress.describe())
