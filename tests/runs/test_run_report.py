@@ -75,9 +75,9 @@ def test_an_evaluation_alone(tmp_path, tiny_folder, dataset_folder):
 
 
 def test_tool_calls_per_tool_and_per_source():
+    fixed = {"tool/crop_video/frac_failed": 0.25, "tool/crop_video/reward_diff": 0.5, "source/a/b/calls": 1.0}
     rows = [
-        {"step": step, "tool/crop_video/calls": calls, "tool/crop_video/frac_failed": 0.25, "source/a/b/calls": 1.0}
-        for step, calls in ((18, 9.0), (19, 1.0), (20, 2.0))
+        {"step": step, "tool/crop_video/calls": calls, **fixed} for step, calls in ((18, 9.0), (19, 1.0), (20, 2.0))
     ]
     rows = [{"step": step} for step in range(17)] + rows  # of 20 steps the last two count
     (section,) = build_call_tables(rows)
