@@ -263,7 +263,7 @@ def test_pipeline_from_nothing_to_an_answer(tmp_path):
     clip = next((data / "test" / "clips").iterdir())
     for source in (folder, folder / "sft" / "step-000004", model):
         assert count_visual_tokens(good("ask", "--video", clip, "How many flashes?", "--model", source)) > 0
-    assert json.loads((folder / "status" / "sft.json").read_text())["checkpoint"].endswith("step-000004")
+    assert json.loads((folder / "finished_stages" / "sft.json").read_text())["checkpoint"].endswith("step-000004")
 
 
 @pytest.mark.slow

@@ -365,8 +365,8 @@ def test_a_checkpoint_of_an_unfinished_run_warns_of_its_deletion(model, tmp_path
     (output,) = vllm_process.list_warnings(config)
     assert str(tmp_path / "run") in output
     assert f"cp -r {weights}" in output
-    (tmp_path / "run" / "status").mkdir()
-    (tmp_path / "run" / "status" / "rl.json").write_text("{}")
+    (tmp_path / "run" / "finished_stages").mkdir()
+    (tmp_path / "run" / "finished_stages" / "rl.json").write_text("{}")
     assert not list(vllm_process.list_warnings(config))
 
 

@@ -133,7 +133,7 @@ def list_warnings(config: ServerProcessConfig) -> Iterator[str]:
     stage = resolve_path(config.model).parent
     run = stage.parent
     is_checkpoint = resolve_path(config.model).name.startswith("step-") and (run / "recipe.yaml").is_file()
-    if is_checkpoint and not (run / "status" / f"{stage.name}.json").exists():  # an unfinished stage
+    if is_checkpoint and not (run / "finished_stages" / f"{stage.name}.json").exists():  # an unfinished stage
         yield (
             f"{config.model} may be deleted by its run {run}, which keeps only its two newest checkpoints per stage; "
             f"then the server can't be restarted: serve a copy (cp -r {config.model} models/served)"
