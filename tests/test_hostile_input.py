@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import lzma
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,27 +18,36 @@ from toy_rows import MAKERS, write_copy
 
 import saccade
 from saccade import plugins
+from saccade.chat.renderer import load_renderer
 from saccade.checks.run_checks import PlannedRun, check_recipe, report_checks
-from saccade.config.load import load_recipe, parse_yaml
+from saccade.config.load import load_recipe, parse_yaml, read_yaml
 from saccade.data.archives import Archive, unpack
 from saccade.data.constant_baseline import compute_wording_baselines
 from saccade.data.dataset import iterate_items, require_gradable
 from saccade.data.materialize import PathRewriter
 from saccade.data.option_shuffle import restore_options
+from saccade.data.source_row import read_rows
 from saccade.data.visibility import is_answerable
 from saccade.environments.openenv import Openenv
 from saccade.environments.prompt import load_subtitles
-from saccade.errors import ConfigError, DataError, EnvironmentServerError, MediaError, RunError
+from saccade.errors import ConfigError, DataError, EnvironmentServerError, MediaError, RunError, SaccadeError
 from saccade.evaluation.benchmarks.base import find_missing_media
+from saccade.media.image import read_image
 from saccade.media.subtitles import read_cues
+from saccade.media.video import probe_video
 from saccade.models import tiny
+from saccade.models.checkpoint_files import ADAPTERS_FILE, check_weights
+from saccade.models.lora import read_adapters
+from saccade.models.model_sizes import read_sizes
 from saccade.reporting.episode_view import build_timeline
 from saccade.rewards.answer_types.number_scanner import scan_numbers
 from saccade.runs.run_folder import Run
 from saccade.testing import build_example_episodes
 from saccade.training.episode_log import read_rollouts
 from saccade.types import Media, Task
+from saccade.utils.files import read_bytes, read_text, require_regular_files
 from saccade.utils.http_client import RequestFailed
+from saccade.utils.jsonl import read_json
 from saccade.utils.openai_client import OpenAIClient
 
 pytestmark = pytest.mark.slow
@@ -484,3 +494,45 @@ def test_a_row_that_names_a_video_of_thousands_of_characters_is_read(tmp_path):
     folder = write_copy("mlvu", tmp_path, [{**row, "video": "x" * 5000}, *others])
     tasks = benchmark.load_tasks(folder, allow_incomplete=True)
     assert find_missing_media(tasks)[tasks[0].id] == [tasks[0].media[0].path]
+
+
+PIPE_READERS = {
+    "a recipe": ("x.yaml", lambda path: read_yaml(path, "recipe")),
+    "tasks": ("x.jsonl", lambda path: saccade.load_tasks(path)),
+    "rows": ("x.json", lambda path: list(iterate_items(path, Task))),
+    "a table": ("x.csv", lambda path: list(read_rows(path))),
+    "JSON": ("x.json", lambda path: read_json(path, dict, hint="write it again")),
+    "a picture": ("x.png", lambda path: read_image(str(path))),
+    "a video": ("x.mp4", lambda path: probe_video(str(path))),
+    "subtitles": ("x.srt", lambda path: read_cues(str(path))),
+    "rollouts": ("episodes/rl-000001.jsonl.gz", lambda path: read_rollouts(path.parents[1], "rl", 1)),
+    "a model": ("model.safetensors", lambda path: load_renderer(str(path.parent))),
+    "the weights of a model": ("model.safetensors", lambda path: check_weights(path.parent)),
+    "adapters": (ADAPTERS_FILE, lambda path: read_adapters(path.parent)),
+    "the sizes of a model": ("config.json", lambda path: read_sizes(str(path.parent))),
+    "a run": ("recipe.yaml", lambda path: Run.open(path.parent)),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("name", "read"), PIPE_READERS.values(), ids=PIPE_READERS)
+def test_a_named_pipe_without_a_writer_is_refused_at_once(tmp_path, name, read):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(SaccadeError):
+        read(path)
+
+
+def test_what_is_no_file_is_named(tmp_path):
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for path, problem in ((pipe, "a named pipe"), ("/dev/zero", "a device"), (folder, "directory")):
+        with pytest.raises(OSError, match=problem):
+            read_bytes(path)
+    with pytest.raises(OSError, match="a named pipe"):
+        require_regular_files(tmp_path)
+    (tmp_path / "text").write_text("a\r\nb")
+    assert read_text(tmp_path / "text") == "a\nb"
+    assert read_bytes(tmp_path / "text") == b"a\r\nb"

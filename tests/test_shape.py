@@ -25,6 +25,33 @@ def list_nodes():
     return [(name, node) for name, tree in trees for node in ast.walk(tree) if isinstance(node, kinds)]
 
 
+# What reads only files of the package, of a checkout or of the kernel, or is a program of its own.
+READERS_OF_OWN_FILES = (
+    *("__init__.py", "plugins.py", "cli/new.py", "cli/recipes.py", "config/reference.py", "utils/files.py", "sandbox/"),
+    *("reporting/report.py", "reporting/plots.py", "reporting/benchmark_report.py", "reporting/viewer/export.py"),
+)
+
+
+def is_read(node):
+    """Return whether a call opens a file for reading."""
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Attribute) and node.func.attr in ("read_text", "read_bytes"):
+        return True
+    is_path = isinstance(node.func, ast.Attribute) and node.func.attr == "open"
+    if not (is_path or (isinstance(node.func, ast.Name) and node.func.id == "open")):
+        return False
+    modes = [item.value for item in node.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    text_options = {"encoding", "errors", "newline"} & {keyword.arg for keyword in node.keywords}
+    return "rb" in modes or "r" in modes or (bool(text_options) and not modes)
+
+
+def test_files_of_users_are_opened_by_one_function():
+    """A named pipe would block what opens it: `utils.files.open_file` refuses all but files and folders."""
+    reads = {f"{name}:{node.lineno}" for name, node in list_nodes() if is_read(node)}
+    assert not {read for read in reads if not read.startswith(READERS_OF_OWN_FILES)}
+
+
 @pytest.mark.slow
 def test_functions_are_annotated():
     functions = [(name, node) for name, node in list_nodes() if isinstance(node, FUNCTIONS)]

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 
 from saccade.errors import ConfigError, convert_errors
+from saccade.utils.files import read_text
 from saccade.utils.hashing import compute_digest
 
 # keyword-only parameters passed with each call, never settings
@@ -235,7 +236,7 @@ def _list_plugin_modules(folder: str) -> dict[str, str]:
     return {
         file.stem.rstrip("_"): file.stem
         for file in files
-        if re.search(definition.format(name=file.stem), file.read_text(encoding="utf-8"), re.MULTILINE)
+        if re.search(definition.format(name=file.stem), read_text(file), re.MULTILINE)
     }
 
 

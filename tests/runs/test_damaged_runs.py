@@ -1,7 +1,10 @@
 """Every file of a run damaged in every way: each command uses what is left, or refuses it in one sentence."""
 
+import contextlib
+import os
 import random
 import shutil
+import socket
 
 import pytest
 from commands import SFT, run
@@ -35,18 +38,27 @@ def garble(data):
     return bytes(garbled)
 
 
+def make_socket(path):
+    with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(path.parent):  # the path may be too long
+        server.bind(path.name)
+
+
 DAMAGES = {
     "deleted": lambda path, data: None,
     "folder": lambda path, data: path.mkdir(),
     "empty": lambda path, data: path.touch(),
     "cut off": lambda path, data: path.write_bytes(data[: len(data) // 2]),
+    "pipe": lambda path, data: os.mkfifo(path),  # without a writer: opening it would block
+    "dangling link": lambda path, data: path.symlink_to("nowhere"),
+    "link to itself": lambda path, data: path.symlink_to(path.name),
+    "socket": lambda path, data: make_socket(path),
     "garbled": lambda path, data: path.write_bytes(garble(data)),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "damage", [pytest.param(name, marks=[pytest.mark.soak] * (name != "folder")) for name in DAMAGES]
+    "damage", [pytest.param(name, marks=[pytest.mark.soak] * (name not in ("folder", "pipe"))) for name in DAMAGES]
 )
 def test_a_damaged_file_is_left_out_or_refused_in_one_sentence(trained_run, tmp_path, damage):
     for name in NAMES:

@@ -21,9 +21,10 @@ from saccade.chat.families.base import Family, ModelText, Piece, TemplateText
 from saccade.chat.families.vision_geometry import VisionGeometry
 from saccade.chat.parser import parse_reply
 from saccade.chat.tokenizer import ChatTokenizer
-from saccade.errors import ModelError
+from saccade.errors import ModelError, convert_errors
 from saccade.ledger import ImageRef, ImageSlot, Ledger, Origin, Segment
 from saccade.types import Message, Reply
+from saccade.utils.files import read_text, require_regular_files
 
 
 class ChatRenderer:
@@ -117,10 +118,12 @@ def load_renderer(folder: str, family: Family | None = None) -> ChatRenderer:
     Raises ModelError if the folder isn't a model, its family is unknown, or its tokenizer lacks the family's tokens.
     """
     path = Path(folder) / "config.json"
+    with convert_errors(ModelError, f"{folder} can't be used as a model", key=folder):
+        require_regular_files(folder)  # transformers opens most of them
     if not path.is_file():
         raise ModelError(f"{folder} is not a model: it has no config.json", key=str(path))
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_text(path))
         model_type = config["model_type"]
         vocab_size = int({**config, **config.get("text_config", {})}.get("vocab_size", 0))
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:

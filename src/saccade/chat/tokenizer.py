@@ -9,6 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from saccade.errors import ModelError, convert_errors
+from saccade.utils.files import read_text
 
 
 class ChatTokenizer:
@@ -24,7 +25,7 @@ class ChatTokenizer:
             message = f"{folder} has no tokenizer.json; save the tokenizer there with save_pretrained"
             raise ModelError(message, key=str(path))
         with convert_errors(ModelError, f"{path} can't be read", key=str(path)):
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(read_text(path))
             self._tokenizer = Tokenizer.from_str(json.dumps(data))
             # Without its added tokens the same tokenizer encodes `<|im_end|>` as ordinary characters.
             self._plain_tokenizer = Tokenizer.from_str(json.dumps({**data, "added_tokens": [], "post_processor": None}))

@@ -20,6 +20,7 @@ from saccade import plugins
 from saccade.cli.terminal import complete_name, err, out, print_table
 from saccade.errors import ConfigError, DataError, RunError
 from saccade.reporting.console import print_text
+from saccade.utils.files import read_text
 from saccade.utils.jsonl import read_json, write_json
 from saccade.utils.versions import collect_versions
 
@@ -136,7 +137,7 @@ def _collect_cpu_seconds(benchmarks: dict[str, Any]) -> dict[tuple[str, str], fl
 def _find_scripts(folder: Path) -> dict[str, Path]:
     """Return the scripts that have the common options, by name. Raises RunError without any."""
     paths = (path for path in sorted(folder.glob("*.py")) if not path.name.startswith("_"))
-    scripts = {path.stem: path for path in paths if _HAS_COMMON_OPTIONS.search(path.read_text(encoding="utf-8"))}
+    scripts = {path.stem: path for path in paths if _HAS_COMMON_OPTIONS.search(read_text(path))}
     if not scripts:
         raise RunError(
             f"{folder} has no benchmark scripts; `saccade perf` runs those of a checkout of Saccade's repository, "
@@ -149,7 +150,7 @@ def _find_scripts(folder: Path) -> dict[str, Path]:
 def _build_list(scripts: dict[str, Path]) -> Table:
     table = Table(Column("script", no_wrap=True), "what it measures", box=None)
     for name, path in scripts.items():
-        description = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        description = ast.get_docstring(ast.parse(read_text(path))) or ""
         table.add_row(name, description.partition("\n")[0])
     return table
 
@@ -178,5 +179,5 @@ def _find_cpu() -> str:
     """Return the CPU's name and the number of its cores."""
     found = None
     if (path := Path("/proc/cpuinfo")).exists():
-        found = re.search(r"^model name\s*: (.*)$", path.read_text(encoding="utf-8"), re.M)
+        found = re.search(r"^model name\s*: (.*)$", read_text(path), re.M)
     return f"{found[1] if found else platform.machine()}, {os.cpu_count()} cores"

@@ -15,6 +15,7 @@ from saccade.config.paths import relativize_paths, resolve_paths
 from saccade.config.schema import DataBuildRecipe, Recipe, Section, parse_section
 from saccade.errors import ConfigError, RunError, convert_errors
 from saccade.plugins import suggest
+from saccade.utils.files import read_text
 
 RECIPES_DIR = Path(__file__).resolve().parents[1] / "recipes"
 PLUGIN_NAME_KEYS = ("name", "estimator")  # keys that name the plugin of the `settings` beside them
@@ -195,7 +196,7 @@ def _measure(value: Any, sizes: dict[int, tuple[int, int]], depth: int = 0) -> t
 def read_yaml(path: Path, kind: str) -> Any:
     """Read a YAML file. Raises ConfigError, with its path as key, if it can't be read or is invalid."""
     with convert_errors(ConfigError, f"the {kind} {path} can't be read", key=str(path)):
-        return parse_yaml(path.read_text(encoding="utf-8"), str(path))
+        return parse_yaml(read_text(path), str(path))
 
 
 @functools.cache

@@ -29,7 +29,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from saccade.errors import DataError
-from saccade.utils.files import convert_file_errors, write_atomically
+from saccade.utils.files import convert_file_errors, open_file, write_atomically
 
 # Of two suffixes with a common start the longer comes first.
 _ARCHIVE_SUFFIX_PATTERN = r"\.(?:zip|tgz|tar\.gz|tar\.bz2|tar\.xz|tar)"
@@ -255,7 +255,7 @@ class _ConcatenatedFile(io.RawIOBase):
 
     def __init__(self, paths: Sequence[Path]) -> None:
         super().__init__()
-        self._files = [path.open("rb") for path in paths]
+        self._files = [open_file(path) for path in paths]
         self._end_offsets = list(itertools.accumulate(path.stat().st_size for path in paths))
         self._position = 0
 

@@ -31,7 +31,7 @@ from saccade.data.archives import (
     unpack,
 )
 from saccade.errors import ConfigError, DataError, ModelError, convert_errors
-from saccade.utils.files import OS_ERROR_HINTS, convert_file_errors, write_text
+from saccade.utils.files import OS_ERROR_HINTS, convert_file_errors, open_file, read_text, write_text
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_CACHE_DIR = "~/.cache/saccade/hub"
@@ -195,7 +195,7 @@ class HubClient:
                     endpoint=self.endpoint,
                 )
             if file in snapshot.digests:
-                with (folder / file).open("rb") as content:
+                with open_file(folder / file) as content:
                     digest = hashlib.file_digest(content, "sha256").hexdigest()
                 if digest != snapshot.digests[file]:
                     (folder / file).unlink()
@@ -267,7 +267,7 @@ def find_model(name: str, *, downloads: bool = True) -> Path:
 
 def _read_snapshot(folder: Path) -> DatasetSnapshot:
     with convert_errors(DataError, f"{folder / 'hub.json'} can't be read; delete {folder} and download it again"):
-        return DatasetSnapshot(**json.loads((folder / "hub.json").read_text(encoding="utf-8")))
+        return DatasetSnapshot(**json.loads(read_text(folder / "hub.json")))
 
 
 def compute_relative_paths(folder: Path, paths: Iterable[str]) -> set[str]:

@@ -25,7 +25,7 @@ from saccade.data.source_row import SourceRow, iterate_rows_with_errors, store_m
 from saccade.errors import DataError, SaccadeError
 from saccade.media.relocation import map_media_paths
 from saccade.types import Demonstration, Task
-from saccade.utils.files import resolve_path
+from saccade.utils.files import open_file, resolve_path
 from saccade.utils.jsonl import encode_json_line, relativize_path, require_file, write_jsonl
 
 Importer = Callable[[SourceRow], Iterator[Task | Demonstration]]
@@ -138,7 +138,7 @@ class _ImportJob:
 
     def read_lines(self) -> Iterator[dict[str, Any]]:
         """Yield the lines of the partial file after the first, which holds the identity, up to an incomplete one."""
-        with self.partial_path.open("rb") as file:
+        with open_file(self.partial_path) as file:
             for line in itertools.islice(file, 1, None):
                 if line.endswith(b"\n"):
                     yield json.loads(line)
@@ -161,7 +161,7 @@ class _ImportJob:
 
     def _is_current(self, header: bytes) -> bool:
         """Return whether the partial file has the same identity and the media that its rows lack are still missing."""
-        with self.partial_path.open("rb") as file:
+        with open_file(self.partial_path) as file:
             if file.readline() != header:
                 return False
         return not any(

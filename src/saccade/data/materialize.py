@@ -18,7 +18,7 @@ from typing import Any
 from saccade.data import parquet
 from saccade.data.importer import get_archive_folder
 from saccade.errors import DataError
-from saccade.utils.files import resolve_path, write_atomically, write_text
+from saccade.utils.files import open_file, resolve_path, write_atomically, write_text
 from saccade.utils.jsonl import require_file
 
 MEDIA_PREFIXES = ("longvt_source/", "museg/charades/", "museg/et_instruct_164k/", "selfqa/")
@@ -148,7 +148,7 @@ def materialize(
 def _rewrite_lines(source: Path, target: Path, rewriter: PathRewriter) -> int:
     """Copy the lines of a JSON or JSONL file with every path rewritten; return their number."""
     number = 0
-    with source.open("rb") as file, target.open("wb") as out:
+    with open_file(source) as file, target.open("wb") as out:
         for number, line in enumerate(file, start=1):
             try:
                 text = line.decode()

@@ -26,7 +26,7 @@ from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError, V
 from saccade.data import parquet
 from saccade.errors import DataError
 from saccade.types import Media, MediaKind
-from saccade.utils.files import write_atomically
+from saccade.utils.files import open_file, write_atomically
 from saccade.utils.jsonl import require_file
 
 CHUNK_CHARS = 2**20  # read from a JSON list at a time
@@ -275,7 +275,7 @@ def iterate_rows_with_errors(
 
 
 def _iterate_jsonl(path: Path) -> Iterator[Any]:
-    with path.open(encoding="utf-8-sig") as file:
+    with open_file(path, "r", encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -289,7 +289,7 @@ def _iterate_jsonl(path: Path) -> Iterator[Any]:
 def iterate_json_list(path: Path) -> Iterator[Any]:
     """Yield the items of a JSON list, decoding them one by one while the file is read."""
     decoder = json.JSONDecoder()
-    with path.open(encoding="utf-8-sig") as file:
+    with open_file(path, "r", encoding="utf-8-sig") as file:
         text, position = file.read(CHUNK_CHARS).lstrip(), 1
         if not text.startswith("["):
             problem = "a .json file should hold a list of rows; one row per line is .jsonl"
@@ -316,7 +316,7 @@ def iterate_json_list(path: Path) -> Iterator[Any]:
 
 def _iterate_table(path: Path) -> Iterator[Any]:
     csv.field_size_limit(MAX_FIELD_BYTES)
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with open_file(path, "r", encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
         for values in reader:
             if None in values:

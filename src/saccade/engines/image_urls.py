@@ -23,6 +23,7 @@ from saccade.media.cache import LRUCache
 from saccade.media.image import encode_png
 from saccade.protocols import MediaLoader
 from saccade.utils.cpus import count_cpus
+from saccade.utils.files import read_bytes
 from saccade.utils.hashing import compute_digest
 
 _MEMORY_BYTES, _DISK_BYTES = 2**28, 2**32  # of encoded images
@@ -82,7 +83,7 @@ class ImageUrls:
         if url is None:
             file = Path(self._folder, f"{compute_digest(image.key)}.png")
             try:
-                png = file.read_bytes()
+                png = read_bytes(file)
             except OSError:
                 try:
                     png = encode_png(self._media.load_pixels(image))

@@ -28,6 +28,7 @@ from saccade.media.frame_sampling import TIMESTAMP_FORMAT, format_timestamp, int
 from saccade.protocols import Context
 from saccade.tools.base import Tools
 from saccade.types import Block, BlockKind, FinishReason, Message, Reply, Task, ToolResult
+from saccade.utils.files import read_text
 
 PROMPTS_DIR = Path(__file__).parent / "prompts"
 KEY = "environment.settings.prompt_format"
@@ -82,7 +83,7 @@ def load_prompt_format(name: str) -> tuple[PromptFormat, Callable[..., Reply]]:
             f"there is no prompt format {name!r}; {suggestion}, or the path of a .yaml file", key=KEY, value=name
         )
     with convert_errors(ConfigError, f"the prompt format {path} can't be read", key=str(path)):
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     source = f"the prompt format {path}"
     prompt_format = parse_section(PromptFormat, parse_yaml(text, source), source)
     try:

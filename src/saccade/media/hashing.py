@@ -6,6 +6,7 @@ import stat
 from functools import lru_cache
 
 from saccade.errors import MediaError, convert_errors
+from saccade.utils.files import open_file
 
 FULL_DIGEST_MAX_BYTES = 8 * 2**20  # bytes; a larger file is sampled
 DIGEST_SAMPLE_BYTES = 2**20  # bytes each at the head, the middle and the tail of a sampled file
@@ -40,7 +41,7 @@ def compute_file_digest(path: str) -> str:
 @lru_cache(maxsize=65536)
 def _compute_file_digest(path: str, modified_ns: int, size: int) -> str:
     content = hashlib.sha256(str(size).encode())
-    with convert_errors(MediaError, f"{path} can't be read; check its permissions", key=path), open(path, "rb") as file:
+    with convert_errors(MediaError, f"{path} can't be read; check its permissions", key=path), open_file(path) as file:
         if size <= FULL_DIGEST_MAX_BYTES:
             content.update(file.read())
         else:

@@ -27,7 +27,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.utils.files import write_atomically
+from saccade.utils.files import read_bytes, write_atomically
 from saccade.utils.hashing import compute_digest
 
 Pixels = NDArray[np.uint8]
@@ -54,7 +54,7 @@ class DiskStore:
         """Return an entry's content; None if there is none, or none that is whole and of `num_bytes` bytes."""
         file = self._locate(key)
         try:
-            content = memoryview(file.read_bytes())
+            content = memoryview(read_bytes(file))
         except OSError:  # missing, or a failing disk: it is computed again
             return None
         checksum, body = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]

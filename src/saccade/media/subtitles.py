@@ -22,6 +22,7 @@ from saccade.errors import MediaError
 from saccade.ledger import ImageRef
 from saccade.media.frame_sampling import TIMESTAMP_FORMAT, interleave_timestamps, prepend_timestamp
 from saccade.types import MediaKind, Task
+from saccade.utils.files import read_text
 
 _TIME_PATTERN = r"((?:\d{1,3}:)?\d{1,3}:\d{1,2}(?:[.,]\d{1,3})?)"
 _TIME_RANGE_PATTERN = re.compile(rf"{_TIME_PATTERN}[ \t]*-->[ \t]*{_TIME_PATTERN}[^\n]*\n?", re.ASCII)
@@ -76,7 +77,7 @@ def read_cues(path: str, offset: float = 0.0) -> tuple[Cue, ...]:
     Raises MediaError if the file is missing or has no subtitles.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
+        text = read_text(Path(path), encoding="utf-8-sig", errors="replace")
     except (OSError, ValueError) as error:  # such as a name with a null byte
         reason = error.strerror if isinstance(error, OSError) else error
         raise MediaError(f"the subtitles {path!r:.200} can't be read: {reason}", key=path) from error

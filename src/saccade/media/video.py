@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from saccade.errors import MediaError, convert_errors
 from saccade.media import hashing
 from saccade.protocols import VideoInfo
+from saccade.utils.files import require_regular
 
 END_TOLERANCE = 0.5  # seconds after the end at which the last frame is still shown
 LIBRARY_VERSIONS = tuple(f"{name} {version}" for name, version in sorted(av.library_versions.items()))
@@ -442,6 +443,7 @@ def _open_video(path: str, threads: int = 1) -> Iterator[tuple[InputContainer, V
     """Open a file and its first video stream; a playlist in it can't open other files or URLs."""
     message = f"{path} can't be read as a video (check that it is complete, or re-encode it)"
     with convert_errors(MediaError, message, key=path):
+        require_regular(path)
         try:
             container = av.open(f"file:{path}", options={"protocol_whitelist": "file"})
         except av.error.FFmpegError as error:  # FFmpeg's text has an error number and the protocol

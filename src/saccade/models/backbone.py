@@ -33,6 +33,7 @@ from saccade.models import checkpoint_io, lora
 from saccade.models.attention import PackedTrees, Segment, VarlenIndex, attend_packed, require_varlen
 from saccade.models.checkpoint_files import IGNORED_FILES, METADATA_SUFFIXES, check_dtypes
 from saccade.models.policy import FeatureCache, KVStore, Policy, PolicyInputs, VisionFeatures, VisionPass
+from saccade.utils.files import read_bytes
 from saccade.utils.text import join_examples
 
 PEFT_CONFIG = "adapter_config.json"
@@ -141,7 +142,7 @@ class Backbone:
             # Read now: a run deletes the checkpoint that it was loaded from when it has written newer ones.
             files = [file for file in Path(settings.path).iterdir() if file.suffix in METADATA_SUFFIXES]
             self._metadata_files = {
-                file.name: file.read_bytes()
+                file.name: read_bytes(file)
                 for file in files
                 if ".index." not in file.name and file.name not in IGNORED_FILES
             }

@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from saccade.errors import DataError, ModelError, convert_errors
+from saccade.utils.files import read_text, require_regular
 from saccade.utils.hashing import compute_digest, compute_file_sha256
 from saccade.utils.jsonl import read_json, write_json
 
@@ -41,6 +42,7 @@ def check_weights(folder: Path) -> int:
             raise ModelError(problem, key=str(folder / missing[0]))
     for shard in shards:
         try:
+            require_regular(shard)
             with safe_open(shard, "pt"):  # it compares the file's length with the tensors of its header
                 pass
         except (OSError, SafetensorError) as error:
@@ -59,6 +61,7 @@ def check_dtypes(folder: Path) -> None:
     """Raise ModelError for weights in integers or 8 bits, which transformers would convert without their scales."""
     others = dict[str, str]()
     for shard in sorted(folder.glob("*.safetensors")):
+        require_regular(shard)
         with safe_open(shard, "pt") as file:
             dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 (not a mapping)
         others |= {name: dtype for name, dtype in dtypes.items() if dtype not in _FLOATS and name.endswith(".weight")}
@@ -74,7 +77,7 @@ def check_dtypes(folder: Path) -> None:
 
 def _read_shard_names(index: Path) -> set[str]:
     try:
-        return {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+        return {str(name) for name in json.loads(read_text(index))["weight_map"].values()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         problem = f"{index} is not an index with a weight_map that gives each weight's file; copy the checkpoint again"
         raise ModelError(problem, key=str(index)) from error

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from saccade.models import lora
+from saccade.utils.files import require_regular
 
 SHARD_BYTES = 64 * 2**20  # at which a file is closed
 _LAYER_PREFIX = re.compile(r".*?\.\d+(?=\.)")  # up to the first number: model.language_model.layers.3
@@ -167,6 +168,7 @@ def read_tensors(folder: Path, select: Callable[[Collection[str]], Collection[st
     """Read the tensors of a checkpoint's folder whose names `select` returns, of all their names."""
     files = dict[str, Path]()
     for path in sorted(folder.glob("*.safetensors")):
+        require_regular(path)
         with safe_open(path, "pt") as file:
             files.update(dict.fromkeys(file.keys(), path))
     tensors = dict[str, Tensor]()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from saccade.errors import ConfigError, ModelError, convert_errors
 from saccade.models.checkpoint_files import ADAPTERS_FILE
-from saccade.utils.files import resolve_path
+from saccade.utils.files import require_regular, resolve_path
 from saccade.utils.hashing import derive_seed
 
 _LORA_INFIX = ".lora_"
@@ -95,9 +95,11 @@ def export_adapters(weights: Mapping[str, Tensor], folder: Path, base: str | Non
 def read_adapters(folder: Path) -> tuple[dict[str, Tensor], Path]:
     """Return the adapters of a checkpoint by name, and the folder of their base weights. Raises ModelError."""
     path = folder / ADAPTERS_FILE
-    with convert_errors(ModelError, f"{path} can't be read", key=str(path)), safe_open(path, "pt") as file:
-        saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        return saved, _find_base_folder(file.metadata() or {}, folder)
+    with convert_errors(ModelError, f"{path} can't be read", key=str(path)):
+        require_regular(path)
+        with safe_open(path, "pt") as file:
+            saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            return saved, _find_base_folder(file.metadata() or {}, folder)
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from saccade.config.schema import ModelConfig
 from saccade.errors import ConfigError, ModelError, convert_errors
 from saccade.models.tiny import build_tiny_config
 from saccade.plugins import suggest
+from saccade.utils.files import require_regular_files
 
 TINY_VOCAB_SIZE = 665  # of the tiny recipes' synthetic dataset; other datasets have other words
 _FLOAT32_BYTES = 4
@@ -107,6 +108,7 @@ class ModelSizes:
 def read_sizes(folder: str) -> ModelSizes:
     """Return the sizes of a checkpoint folder. Raises ModelError if its config.json is missing or unsupported."""
     with convert_errors(ModelError, f"{folder} can't be read as a model"):
+        require_regular_files(folder)
         return _compute_sizes(folder, AutoConfig.from_pretrained(folder, local_files_only=True))
 
 

@@ -35,7 +35,7 @@ from saccade.training.alarms import ALARM_PREFIX, Alarm, prefix_validation
 from saccade.training.checkpoint import BEST_LINK, list_checkpoints
 from saccade.training.episode_log import RolloutRecord, list_recorded_steps, read_rollouts
 from saccade.types import Episode, Score, ScoredEpisode
-from saccade.utils.files import write_text
+from saccade.utils.files import read_text, write_text
 from saccade.utils.jsonl import read_json, write_json
 
 FILTERS = ("right", "wrong", "failed", "with a call", "without a call")  # of the page's episodes; then those of runs
@@ -139,7 +139,7 @@ def write_report(
     page = render_run_page(
         report,
         examples,
-        recipe=recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else "",
+        recipe=read_text(recipe, errors="replace") if recipe.is_file() else "",
         decoders={"": decode},
         load_pixels=load_pixels,
     )

@@ -20,7 +20,7 @@ from saccade.errors import ConfigError, convert_errors
 from saccade.rewards.few_shot_prompts import PACKAGED_FOLDER, FewShotPrompts
 from saccade.rewards.text_normalization import format_question, strip_invisible
 from saccade.types import Episode, Score, Ungraded
-from saccade.utils.files import write_atomically
+from saccade.utils.files import read_text, write_atomically
 from saccade.utils.hashing import compute_digest
 from saccade.utils.http_client import RequestFailed, is_server_address
 from saccade.utils.openai_client import OpenAIClient, read_api_key
@@ -260,7 +260,7 @@ class Judge:
         path = None if self._cache_dir is None else self._cache_dir / key[:2] / f"{key}.json"
         # An unreadable file counts as absent, and a failed write must not lose a verdict that was received.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            cached = json.loads(path.read_text(encoding="utf-8"))["verdict"] if path else None
+            cached = json.loads(read_text(path))["verdict"] if path else None
             if isinstance(cached, str) and not isinstance(parse_reply(cached), Ungraded) and is_cacheable(cached):
                 return cached
         if self._max_requests is not None and self._num_requests >= self._max_requests:

@@ -47,7 +47,7 @@ from saccade.runs.pipeline import (
 )
 from saccade.runs.run_lock import RunLock
 from saccade.types import SamplingParams, ScoredEpisode, Task
-from saccade.utils.files import convert_file_errors
+from saccade.utils.files import convert_file_errors, read_text
 from saccade.utils.jsonl import write_jsonl
 
 # Engine settings that change what is sampled.
@@ -327,7 +327,7 @@ def _digest_plugin_files(value: Any) -> Any:
         digest = f"{Path(value).name} {hashing.compute_file_digest(value)}"
         if value.endswith(".py"):
             return digest
-        content = parse_yaml(Path(value).read_text(encoding="utf-8"), value)
+        content = parse_yaml(read_text(Path(value)), value)
         values = content.values() if isinstance(content, Mapping) else ()
         files = [Path(value).parent / name for name in values if isinstance(name, str) and name.endswith(".py")]
         return [digest, *(_digest_plugin_files(str(file)) for file in files)] if files else digest

@@ -58,7 +58,7 @@ from saccade.training.episode_log import EpisodeWriter
 from saccade.training.validation import ValidationSchedule
 from saccade.types import Demonstration, Task
 from saccade.utils.async_utils import hide_interrupted_tasks, keep_collections_short
-from saccade.utils.files import convert_file_errors, create_folder, resolve_path
+from saccade.utils.files import convert_file_errors, create_folder, read_text, resolve_path
 from saccade.utils.jsonl import relativize_path
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def find_default_recipe(model: str | Path) -> tuple[str, tuple[str, ...]]:
         return str(Path(model) / EXPORTED_RECIPE), ()
     message = f"{model} is not a vision-language model, whose config.json has a vision_config"
     with convert_errors(ModelError, message, key=str(model)):
-        vision = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))["vision_config"]
+        vision = json.loads(read_text(Path(model) / "config.json"))["vision_config"]
         side = int(vision["patch_size"]) * int(vision["spatial_merge_size"])
     if side <= TINY_TOKEN_PIXELS:
         return "tiny/para_grpo", ()

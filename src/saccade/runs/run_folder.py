@@ -24,7 +24,15 @@ from saccade.config.paths import list_plugin_files, relativize_paths, resolve_pa
 from saccade.config.schema import Recipe
 from saccade.errors import DataError, RunError, convert_errors
 from saccade.metrics.metric_log import read_metric_rows
-from saccade.utils.files import convert_file_errors, create_folder, resolve_path, write_atomically, write_text
+from saccade.utils.files import (
+    convert_file_errors,
+    create_folder,
+    read_bytes,
+    read_text,
+    resolve_path,
+    write_atomically,
+    write_text,
+)
 from saccade.utils.jsonl import append_jsonl, read_json, write_jsonl
 from saccade.utils.versions import collect_versions
 
@@ -147,7 +155,7 @@ class Run:
             if not file.is_file() or str(file) in digests:  # loading the plugin reports a missing one
                 continue
             with convert_file_errors(file):
-                digests[str(file)] = hashlib.sha256(file.read_bytes()).hexdigest()
+                digests[str(file)] = hashlib.sha256(read_bytes(file)).hexdigest()
             if file.suffix != ".py":
                 waiting += [file.parent / path for path in list_plugin_files(read_yaml(file, "plugin's file"))]
         return digests
@@ -208,7 +216,7 @@ class Run:
         """Return the value of a JSON file of the run."""
         path = self.path / name
         with convert_errors(RunError, f"{path} can't be read", key=str(path)):
-            return json.loads(path.read_text(encoding="utf-8"))
+            return json.loads(read_text(path))
 
     def read_invocations(self) -> list[dict[str, Any]]:
         """Return the entries of invocations.json; [] without the file, which a run can be resumed without."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from saccade.config.schema import CheckpointConfig, RlConfig, SftConfig
 from saccade.errors import ModelError, RunError, convert_errors
 from saccade.models.checkpoint_files import check_weights, verify_checksums, write_checksums
-from saccade.utils.files import sync_path, sync_tree
+from saccade.utils.files import read_text, sync_path, sync_tree
 
 if TYPE_CHECKING:  # reports list checkpoints without torch
     from saccade.training.distributed.backbone import ShardedOptimizer
@@ -69,7 +69,7 @@ class Checkpoint:
             )
 
     def _read_state(self) -> dict[str, Any]:
-        state = json.loads((self.folder / STATE_FILE).read_text())
+        state = json.loads(read_text(self.folder / STATE_FILE))
         if not isinstance(state, dict):
             raise ValueError(f"{STATE_FILE} must hold an object")
         return state

@@ -23,7 +23,7 @@ from saccade.errors import DataError, RunError, SaccadeError, convert_errors
 from saccade.media.relocation import map_media_paths
 from saccade.training.token_log import SUFFIX, StoredValues, TokenValues, read_token_values, write_token_values
 from saccade.types import Episode, Score
-from saccade.utils.files import convert_file_errors, write_atomically
+from saccade.utils.files import convert_file_errors, read_bytes, write_atomically
 from saccade.utils.jsonl import encode_json_line, parse_json_line, relativize_path, require_file
 
 EPISODES_FOLDER = "episodes"  # of a run
@@ -158,7 +158,7 @@ def list_rollout_files(run_folder: Path) -> list[tuple[Path, str, int]]:
 
 def read_rollout_lines(path: Path) -> list[bytes]:
     """Return the whole lines of a file of episodes, in order; the end of a damaged file is left out."""
-    return [line for line in _decompress(path.read_bytes()).splitlines(keepends=True) if line.endswith(b"\n")]
+    return [line for line in _decompress(read_bytes(path)).splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 def parse_rollout(line: bytes, path: Path, name: str) -> RolloutRecord:

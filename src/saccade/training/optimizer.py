@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 from saccade.config.schema import OptimizerConfig
 from saccade.errors import RunError
 from saccade.models import checkpoint_io
+from saccade.utils.files import require_regular
 
 STATE_FILE = "optimizer.pt"  # of a checkpoint
 STATE_FOLDER = "sharded"  # in its place if several processes train: their parts of weights and optimizer
@@ -163,6 +164,7 @@ class Optimizer:
                 f"{folder} was written by a training in several processes; resume it with torchrun, or with --nproc",
                 key=str(folder),
             )
+        require_regular(folder / STATE_FILE)
         self.load_state_dict(torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True))
 
 

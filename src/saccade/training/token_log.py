@@ -15,6 +15,7 @@ import numpy as np
 
 from saccade.errors import DataError, convert_errors
 from saccade.ledger import Ledger
+from saccade.utils.files import open_file
 
 SUFFIX = ".tokens.npz"
 _KEY_CHARS = 32  # of a digest
@@ -72,7 +73,7 @@ def read_token_values(path: Path) -> Mapping[str, StoredValues]:
     message = f"{path} can't be read; delete it, and the pages leave these values out"
     with (
         convert_errors(DataError, message, key=str(path)),
-        path.open("rb") as file,
+        open_file(path) as file,
         np.load(file, allow_pickle=False) as arrays,
     ):
         keys, ends = arrays["key"].astype(str).tolist(), np.cumsum(arrays["length"])[:-1]

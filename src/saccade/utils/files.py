@@ -4,6 +4,9 @@
 
 A reader sees the old file or the new one. Without the first fsync a power cut may leave an empty file of the new name,
 without the second one the old file. Everything that a run can't do without is written here.
+
+Files that may come from users are opened by `open_file`, or checked by `require_regular` before a library opens them: a
+named pipe without a writer would block for ever.
 """
 
 import contextlib
@@ -12,8 +15,10 @@ import itertools
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from saccade.errors import RunError
 
@@ -35,6 +40,64 @@ def resolve_path(path: str | os.PathLike[str]) -> Path:
     `Path.resolve` raises RuntimeError for such a link up to Python 3.12.
     """
     return Path(os.path.realpath(path))
+
+
+_FILE_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_file(path: str | os.PathLike[str], mode: str = "rb", **options: Any) -> Any:
+    """Open a file for reading, as `open` does. Raises OSError at once if it is neither a file nor a folder."""
+    return open(path, mode, opener=_open_regular, **options)
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a file. Raises OSError as `open_file`."""
+    with open_file(path) as file:
+        content: bytes = file.read()
+    return content
+
+
+def read_text(path: str | os.PathLike[str], *, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """Return the text of a file. Raises OSError as `open_file`, and ValueError for another encoding."""
+    with open_file(path, "r", encoding=encoding, errors=errors) as file:
+        text: str = file.read()
+    return text
+
+
+def require_regular(path: str | os.PathLike[str]) -> None:
+    """Raise OSError unless the path is a file or a folder, or doesn't exist: what opens it reports that."""
+    with contextlib.suppress(FileNotFoundError):
+        _check_kind(os.stat(path), os.fspath(path))
+
+
+def require_regular_files(folder: str | os.PathLike[str]) -> None:
+    """Raise OSError if anything in a folder is neither a file nor a folder; what isn't a folder is left alone."""
+    if os.path.isdir(folder):
+        for name in sorted(os.listdir(folder)):
+            require_regular(os.path.join(folder, name))
+
+
+def _open_regular(path: str, flags: int) -> int:
+    require_regular(path)  # opening a socket or a device has other errors, or effects
+    file_descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check_kind(os.fstat(file_descriptor), path)
+        os.set_blocking(file_descriptor, True)
+    except BaseException:
+        os.close(file_descriptor)
+        raise
+    return file_descriptor
+
+
+def _check_kind(status: os.stat_result, path: str) -> None:
+    kind = _FILE_KINDS.get(stat.S_IFMT(status.st_mode))
+    if kind is not None:
+        raise OSError(errno.EINVAL, f"it is {kind}; give a regular file", path)
 
 
 def write_text(path: Path, text: str) -> Path:

@@ -5,6 +5,8 @@ import json
 import os
 from typing import Any
 
+from saccade.utils.files import open_file
+
 
 def compute_digest(*identity: Any) -> str:
     """Return a digest of a full identity (JSON-like values), equal on every machine and in every process."""
@@ -13,7 +15,7 @@ def compute_digest(*identity: Any) -> str:
 
 def compute_file_sha256(path: str | os.PathLike[str]) -> str:
     """Return the SHA-256 of a whole file, 64 hex digits. Raises OSError if it can't be read."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from saccade.errors import DataError
-from saccade.utils.files import sync_path, write_atomically, write_text
+from saccade.utils.files import open_file, read_bytes, require_regular, sync_path, write_atomically, write_text
 
 ItemT = TypeVar("ItemT")
 
@@ -35,6 +35,7 @@ def require_file(path: str | os.PathLike[str]) -> None:
     key = os.fspath(path)
     try:
         is_folder = stat.S_ISDIR(os.stat(path).st_mode)
+        require_regular(path)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{path}: there is no such file", key=key) from None
     except OSError as error:
@@ -58,9 +59,10 @@ def write_json(path: Path, value: Any) -> Path:
 def read_json(path: Path, item_type: type[ItemT], *, hint: str) -> ItemT:
     """Return the item of a JSON file. Raises DataError, with path as key and hint as end, if it can't be read."""
     try:
-        return validate_as(json.loads(path.read_bytes()), item_type, str(path))
+        return validate_as(json.loads(read_bytes(path)), item_type, str(path))
     except (DataError, OSError, ValueError, RecursionError) as error:
-        reason = str(error) if isinstance(error, DataError) else f"{path} can't be read: {error}"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = reason if isinstance(error, DataError) else f"{path} can't be read: {reason}"
         raise DataError(f"{reason}; {hint}", key=str(path)) from error
 
 
@@ -106,7 +108,7 @@ def iterate_jsonl(
     """Yield what `read_jsonl` returns, one item at a time."""
     source = Path(path)
     require_file(source)
-    with source.open("rb") as file:
+    with open_file(source) as file:
         for number, line in enumerate(file, start=1):
             if not line.strip() or (skip_truncated_line and _is_truncated(line)):
                 continue

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from saccade.errors import MediaError, ModelError
 from saccade.ledger import ImageRef, ImageSlot
+from saccade.utils.files import read_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +126,7 @@ def load_vision_geometry(folder: str) -> VisionGeometry:
         message = f"{folder} has no preprocessor_config.json, which defines the model's image patches"
         raise ModelError(message, key=str(paths[0]))
     try:
-        settings = dict(json.loads(path.read_text(encoding="utf-8")))
+        settings = dict(json.loads(read_text(path)))
         settings = settings.get("image_processor", settings)
         return VisionGeometry(
             patch_size=int(settings["patch_size"]),

@@ -32,6 +32,7 @@ from saccade.media.image import encode_png
 from saccade.protocols import EngineRequirements, Renderer, WeightSource
 from saccade.types import Message, SamplingParams
 from saccade.utils.async_utils import run_in_daemon_thread
+from saccade.utils.files import read_text
 
 _NUM_VOCABULARY_PROBES = 61  # token ids whose text is compared
 _MIN_PROBE_IMAGE_SIDE = 256  # pixels; published image processors enlarge smaller images
@@ -218,7 +219,7 @@ async def _describe_server(server: Server, requirements: EngineRequirements, by_
 def _load_config(folder: str) -> dict[str, Any]:
     """Return a checkpoint's config.json; empty if it is not on this machine."""
     try:
-        config = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
+        config = json.loads(read_text(Path(folder, "config.json")))
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}

@@ -26,7 +26,7 @@ from typing import Any
 from saccade.chat.renderer import load_renderer
 from saccade.errors import ConfigError, EngineError
 from saccade.models.checkpoint_files import check_weights
-from saccade.utils.files import convert_file_errors, resolve_path
+from saccade.utils.files import convert_file_errors, open_file, read_text, resolve_path
 from saccade.utils.http_client import fetch
 
 _WEIGHT_SYNC_MODES = ("files", "nccl")
@@ -142,7 +142,7 @@ def list_warnings(config: ServerProcessConfig) -> Iterator[str]:
 
 def _load_text_config(model: Path) -> dict[str, Any]:
     """Return a checkpoint's config, updated by its text_config: families differ in where they keep values."""
-    config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config: dict[str, Any] = json.loads(read_text(model / "config.json"))
     return {**config, **config.get("text_config", {})}
 
 
@@ -185,7 +185,7 @@ def _defer_signals() -> Iterator[None]:
 def _truncate_log(log: Path) -> None:
     """Keep only the end of a log that is too long."""
     if log.exists() and log.stat().st_size > _MAX_LOG_BYTES:
-        with log.open("rb") as file:
+        with open_file(log) as file:
             file.seek(-_MAX_LOG_BYTES // 2, os.SEEK_END)
             end = file.read().partition(b"\n")[2]
         log.write_bytes(b"--- truncated ---\n" + end)
@@ -258,7 +258,7 @@ class ServerProcess:
 
     def read_last_log_line(self, *, prefer_error: bool = True) -> str:
         """Return the first error line of this server's log if `prefer_error` and there is one, else the newest line."""
-        with self.log.open("rb") as file:
+        with open_file(self.log) as file:
             file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - 200_000))
             text = file.read().decode(errors="replace")
         lines = [_LOG_PREFIX.sub("", line).strip() for line in text.splitlines()]
@@ -293,7 +293,7 @@ class ServerProcess:
         pids = []
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError, ValueError):
-                state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+                state, _, group = read_text(path).rpartition(")")[2].split()[:3]
                 pids += [int(path.parent.name)] if int(group) == self.pid and state != "Z" else []
         return pids
 

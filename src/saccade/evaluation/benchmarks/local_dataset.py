@@ -11,7 +11,7 @@ from typing import Any
 from saccade.data.source_row import SourceRow, iterate_json_list, read_rows, store_media_file
 from saccade.errors import DataError, convert_errors
 from saccade.types import Media, MediaKind
-from saccade.utils.files import convert_file_errors
+from saccade.utils.files import convert_file_errors, open_file, read_text
 
 UNPACKED_DIR = "unpacked"  # the folder, next to the rows, for images that rows contain
 
@@ -101,20 +101,20 @@ def _get_named_path(value: Any) -> str | None:
 
 def _read_json(file: Path) -> Iterator[Any]:
     """Yield the rows of a JSON list, or of an object of rows by key, with the key as the field `key`."""
-    with file.open(encoding="utf-8-sig") as text:
+    with open_file(file, "r", encoding="utf-8-sig") as text:
         is_list = text.read(1024).lstrip().startswith("[")
     if is_list:
         yield from iterate_json_list(file)
         return
     with convert_errors(DataError, f"{file}: not valid JSON; download the file again", key=str(file)):
-        content = json.loads(file.read_text(encoding="utf-8-sig"))
+        content = json.loads(read_text(file, encoding="utf-8-sig"))
     if not isinstance(content, Mapping):
         raise DataError(f"{file} holds neither a list of rows nor rows by key; download the file again", key=str(file))
     yield from ({"key": key, "row": value} for key, value in content.items())
 
 
 def _read_lines(file: Path) -> Iterator[Any]:
-    with file.open(encoding="utf-8") as lines:
+    with open_file(file, "r", encoding="utf-8") as lines:
         yield from ({"line": line.rstrip("\n")} for line in lines if line.strip())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.config.schema import Recipe
-from saccade.utils.files import write_text
+from saccade.utils.files import read_text, write_text
 from saccade.utils.hashing import compute_digest
 
 
@@ -27,7 +27,7 @@ class Wandb:
             write_text(id_file, json.dumps({"id": run_id}) + "\n")
         self._run: Any = library.init(
             project=os.environ.get("WANDB_PROJECT", "saccade"),
-            id=json.loads(id_file.read_text(encoding="utf-8"))["id"],
+            id=json.loads(read_text(id_file))["id"],
             name=folder.resolve().name,
             dir=str(folder),
             config=recipe.model_dump(mode="json"),

@@ -29,6 +29,7 @@ from saccade.reporting.viewer.index import Location
 from saccade.training.episode_log import parse_rollout, read_rollout_lines
 from saccade.training.token_log import StoredValues, identify_conversation
 from saccade.types import AnswerType, Call, CallFormat, Episode, Score, ScoredEpisode, ToolResult, Turn
+from saccade.utils.files import open_file
 from saccade.utils.numbers import to_finite, to_span
 
 MAX_EXTRA_CHARS = 2000  # of a field of a task's row
@@ -48,7 +49,7 @@ class StoredEpisode:
 def read_episode(location: Location) -> StoredEpisode:
     """Read an episode. Raises DataError, or OSError if its file was deleted."""
     if location.kind == "evaluation":
-        with location.path.open("rb") as file:
+        with open_file(location.path) as file:
             file.seek(location.start)
             outcome = parse_record(file.read(location.length), location.path).outcome
         if isinstance(outcome, ScoredEpisode):

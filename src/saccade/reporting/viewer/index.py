@@ -23,6 +23,7 @@ from typing import Any, Literal
 from saccade.evaluation.judge_results import VERDICTS_SUFFIX, list_results_files, read_judged_episodes
 from saccade.training.episode_log import list_rollout_files, read_rollout_lines
 from saccade.types import BlockKind
+from saccade.utils.files import open_file
 from saccade.utils.hashing import compute_digest
 from saccade.utils.jsonl import parse_plain_json
 
@@ -235,7 +236,7 @@ class EpisodeIndex:
             yield row | facts, text, number
 
     def _iterate_results(self, path: Path, done: int) -> Iterator[tuple[dict[str, Any], str, int]]:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file.seek(done)
             start = done
             for line in file:

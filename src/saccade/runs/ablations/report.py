@@ -30,7 +30,7 @@ from saccade.runs.ablations.results import (
     load_results,
 )
 from saccade.runs.ablations.schedule import Ablation, estimate_minutes
-from saccade.utils.files import write_text
+from saccade.utils.files import read_bytes, write_text
 from saccade.utils.jsonl import read_jsonl
 
 INTERVAL_NOTE = (
@@ -136,7 +136,7 @@ def collect_metadata(folder: Path, ablation: Ablation) -> dict[str, str]:
     """Return seeds, tasks, steps, commands, versions and time."""
     invocations, jobs = read_jsonl(folder / "invocations.jsonl", dict[str, Any]), ablation.build_jobs()
     last, done_files = invocations[-1], [folder / "jobs" / f"{job.name}.done.json" for job in jobs]
-    seconds = sum(json.loads(file.read_bytes())["seconds"] for file in done_files if file.exists())
+    seconds = sum(json.loads(read_bytes(file))["seconds"] for file in done_files if file.exists())
     recipe = ablation.build_recipe(*ablation.list_cells()[0])
     # A commit's hash is shortened; the suffix `-dirty` of changed sources is kept.
     parts = [(invocation["versions"]["commit"] or "unknown").partition("-") for invocation in invocations]

@@ -19,6 +19,7 @@ from saccade.metrics.statistics import (
 from saccade.runs.ablations.schedule import Ablation
 from saccade.runs.ablations.spec import EvaluationMode, Metric, TableSpec
 from saccade.runs.run_folder import Run
+from saccade.utils.files import read_text
 
 EpisodeColumns = Mapping[str, list[Any]]  # of one evaluation; see worker.tabulate_episodes
 EvaluationsBySeed = Mapping[int, Mapping[EvaluationMode, EpisodeColumns]]
@@ -85,11 +86,11 @@ def load_results(folder: Path, ablation: Ablation) -> list[VariantResult]:
         for seed in range(ablation.seeds):
             run_folder = folder / f"seed-{seed}/{condition}/{variant}"
             if (run_folder / "results.json").exists():
-                after[seed] = json.loads((run_folder / "results.json").read_text(encoding="utf-8"))
+                after[seed] = json.loads(read_text(run_folder / "results.json"))
                 steps[seed] = Run(path=run_folder, recipe=recipe).read_metrics("rl")
                 initial = folder / ablation.get_initial_evaluation_folder(condition, variant, seed) / "results.json"
                 if initial.exists():
-                    before[seed] = json.loads(initial.read_text(encoding="utf-8"))
+                    before[seed] = json.loads(read_text(initial))
         names = {"condition": condition, "variant": variant}
         results.append(VariantResult(**names, before=before, after=after, step_metrics=steps))
     return results

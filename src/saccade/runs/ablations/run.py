@@ -32,7 +32,7 @@ from saccade.reporting.console import UpdateProgress
 from saccade.runs.ablations.report import write_report
 from saccade.runs.ablations.schedule import NUM_PROCESSES, Ablation, Job, estimate_minutes
 from saccade.runs.ablations.worker import lock_file
-from saccade.utils.files import convert_file_errors, write_text
+from saccade.utils.files import convert_file_errors, read_text, write_text
 from saccade.utils.jsonl import append_jsonl
 from saccade.utils.versions import collect_versions
 
@@ -168,7 +168,7 @@ class JobPool:
         if exit_code == 0 and done:
             print_line(f"{name}: done, {done['seconds']:.0f} s")
             return
-        log = (self.folder / "jobs" / f"{name}.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        log = read_text((self.folder / "jobs" / f"{name}.log"), errors="replace").strip().splitlines()
         reason = log[-1] if log and exit_code > 0 else f"its process exited with {exit_code}"
         self.failures[name] = reason
         print_line(f"{name}: FAILED: {reason}")
@@ -204,7 +204,7 @@ class JobPool:
     def read_file(self, name: str, suffix: str) -> dict[str, Any]:
         """Return the values of a job's JSON file; {} if it doesn't exist yet."""
         try:
-            values: dict[str, Any] = json.loads((self.folder / "jobs" / f"{name}.{suffix}").read_text("utf-8"))
+            values: dict[str, Any] = json.loads(read_text(self.folder / "jobs" / f"{name}.{suffix}"))
         except (OSError, ValueError):
             return {}
         return values

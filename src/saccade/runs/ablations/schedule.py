@@ -19,6 +19,7 @@ from saccade.config.schema import PositiveInt, Recipe, Section, parse_section
 from saccade.errors import ConfigError, RunError
 from saccade.plugins import suggest
 from saccade.runs.ablations.spec import BASE_RECIPE, COMMON_SETTINGS, AblationSpec, EvaluationMode, load_spec
+from saccade.utils.files import read_text
 from saccade.utils.hashing import compute_digest
 
 NUM_PROCESSES = 2
@@ -104,7 +105,7 @@ class Ablation(Section):
         if not path.is_file():
             raise RunError(f"there is no ablation at {folder}: it has no ablation.json", key=str(folder))
         try:
-            return parse_section(cls, json.loads(path.read_text(encoding="utf-8")), str(path))
+            return parse_section(cls, json.loads(read_text(path)), str(path))
         except (OSError, ValueError, ConfigError) as error:
             message = f"{path} can't be read; delete the folder and start again: {error}"
             raise RunError(message, key=str(path)) from error

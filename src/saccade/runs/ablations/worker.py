@@ -38,7 +38,7 @@ from saccade.runs.ablations.schedule import Ablation, Job, configure_evaluation,
 from saccade.runs.run_folder import Run
 from saccade.training.checkpoint import list_checkpoints
 from saccade.types import ScoredEpisode
-from saccade.utils.files import convert_file_errors, write_text
+from saccade.utils.files import convert_file_errors, read_text, write_text
 from saccade.utils.jsonl import write_jsonl
 
 WRITE_INTERVAL_SECONDS = 1.0  # at least, between two writes of a job's progress
@@ -98,7 +98,7 @@ class JobProgress:
         self.path, self.parent_pid, self.last_write_time = path, parent_pid, 0.0
         self.start_time = time.monotonic()  # earlier by the seconds of interrupted invocations
         if path.exists():
-            self.start_time -= float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
+            self.start_time -= float(json.loads(read_text(path))["seconds"])
 
     @property
     def elapsed_seconds(self) -> float:
