@@ -258,5 +258,7 @@ def _build_question_table(comparison: Comparison) -> Table:
         cells = [format_estimate(table[question].accuracy) if question in table else "–" for table in tables]
         rows.append((question, *cells, format_optional(last.constant_baseline), format_counts(last.accuracy)))
     return Table(
-        title="By question, greedy", header=("", *columns.values(), "baseline", "tasks / clips"), rows=tuple(rows)
+        title="By question, greedy",
+        header=("", *columns.values(), "constant-answer baseline", "tasks / clips"),
+        rows=tuple(rows),
     )
