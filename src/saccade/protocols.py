@@ -170,6 +170,7 @@ class ChatEngine(Engine, ABC):
 
     has_separate_weights = True  # the server's
     version = 0  # constant: its weights are never synced
+    supports_prefill: bool | None = True  # whether it continues a reply that begins with a text; None before `connect`
     renderer: Renderer  # makes ledgers of messages
 
     @abstractmethod

@@ -121,6 +121,13 @@ def test_an_unsupported_prefill_is_refused_before_any_request(image):
     assert served.bodies == []
 
 
+def test_a_default_recipe_needs_no_prefill(image):
+    with server(zoom_then_answer) as served:
+        good("ask", "Which?", "--image", image, "--model", served.url)
+    assert served.bodies
+    assert {body["messages"][-1]["role"] for body in served.bodies} == {"user"}
+
+
 def test_training_refuses_it_before_loading_a_model(tmp_path):
     settings = ["engine.name=chat_completions", "engine.settings.url=http://127.0.0.1:9/v1"]
     (tmp_path / "tasks.jsonl").write_text(

@@ -1,5 +1,6 @@
 """The viewer in a real browser: every page without errors, filters, keys, the video, hostile text, accessibility."""
 
+import contextlib
 import json
 import shutil
 import threading
@@ -7,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from chat_server import server as serve_chat
 from page_cases import decode
 from viewer_cases import make_run, write_benchmark
 
@@ -344,9 +346,9 @@ def test_an_exported_page_keeps_to_its_size(folder):
     assert small.note != whole.note  # fewer episodes have a page
 
 
-def test_a_page_asks_a_model(driver, folder, tiny_folder, tmp_path):
-    """A picked clip is sent, the events arrive as they happen, and the finished episode has frames and a time line."""
-    questions = build_questions(tiny_folder)
+@contextlib.contextmanager
+def open_ask_page(driver, questions):
+    """Serve the page Ask alone, and open it."""
     server = ViewerServer(Library([]), questions=questions)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -354,24 +356,89 @@ def test_a_page_asks_a_model(driver, folder, tiny_folder, tmp_path):
     browser.list_errors()
     browser.wait_until(lambda: "Ask" in browser.find_all("nav")[0].text)
     browser.open("ask")
-    clip = next((folder / "media").iterdir())
-    browser.wait_for("input[type=file]").send_keys(str(clip))
-    browser.wait_for("textarea").send_keys("What is it? <b>")
-    browser.wait_for("button[type=submit]").click()
-    browser.wait_for(".timeline")
-    assert browser.find_all(".conversation .turn")
-    assert "What is it? <b>" in browser.find_all("main")[0].text
-    browser.wait_until(lambda: browser.run("return document.querySelector('.frame img').naturalWidth") > 0)
-    browser.wait_until(lambda: browser.run("return document.querySelector('video').readyState >= 1"))
-    browser.wait_for(".tick").click()
-    browser.wait_until(lambda: browser.run("return document.querySelector('video').currentTime") > 0)
-    text = tmp_path / "text.txt"
-    text.write_text("no video")
-    browser.find_all("input[type=file]")[0].send_keys(str(text))
-    browser.wait_for("button[type=submit]").click()
-    assert "text.txt" in browser.wait_for("[role=alert]").text
-    problems = find_problems(browser, "ask")
-    assert not problems, json.dumps(problems, indent=1)
-    assert len([error for error in browser.list_errors() if "400" not in error]) == 0
+    yield browser
     server.stop()
     thread.join(WAIT_SECONDS)
+
+
+def read_main(browser):
+    return browser.run("return document.querySelector('main').innerText")
+
+
+def test_a_page_asks_a_server(driver, folder):
+    """Replies, calls and results of sub-agents are shown while the server still holds the last reply back."""
+    arguments = '{"start_time": %d, "end_time": %d, "question": "Dark?"}'
+    call = f'<tool_call>{{"name": "crop_video", "arguments": {arguments}}}</tool_call>'
+    may_end = threading.Event()
+
+    def reply(number, body):
+        roles = [message["role"] for message in body["messages"]]
+        if "Which one" not in json.dumps(body):  # of a sub-agent
+            return "it is <i>dark</i>"
+        if "assistant" not in roles:
+            return f"<think>I look.</think>{call % (0, 16)}{call % (32, 48)}"
+        assert may_end.wait(WAIT_SECONDS)
+        return "<think>I know.</think><answer>the <b>second</b></answer>"
+
+    with serve_chat(reply) as served, open_ask_page(driver, build_questions(served.url)) as browser:
+        browser.wait_for("input[type=file]").send_keys(str(next((folder / "media").iterdir())))
+        browser.wait_for("textarea").send_keys("Which one?")
+        browser.wait_for("button[type=submit]").click()
+        browser.wait_until(lambda: len(browser.find_all(".call.ok")) == 2)
+        shown = read_main(browser)
+        assert "<think>I look.</think>" in shown
+        assert shown.count("it is <i>dark</i>") == 2
+        assert not browser.find_all(".timeline")
+        may_end.set()
+        browser.wait_for(".timeline")
+        assert "the <b>second</b>" in read_main(browser)
+        assert len(browser.find_all(".timeline .window")) == 2
+        browser.wait_until(lambda: browser.run("return document.querySelector('video').readyState >= 1"))
+        browser.find_all(".timeline .window")[1].click()
+        browser.wait_until(lambda: browser.run("return document.querySelector('video').currentTime") == 32)
+        assert browser.find_all("#call-0-1.current")
+        child = browser.find_all(".child")[0]
+        child.find_element(By.TAG_NAME, "summary").click()
+        browser.wait_until(lambda: child.find_element(By.CSS_SELECTOR, ".nested .reply").is_displayed())
+        assert "it is <i>dark</i>" in child.find_element(By.CSS_SELECTOR, ".nested .reply").text
+        assert len(child.find_elements(By.CSS_SELECTOR, ".frame")) == 16
+        assert len(served.bodies) == 4
+        problems = find_problems(browser, "ask a server")
+        assert not problems, json.dumps(problems, indent=1)
+        assert browser.list_errors() == []
+
+
+def test_a_page_asks_a_server_that_fails(driver, folder):
+    settings = ["engine.settings.max_retries=0"]
+    with serve_chat(lambda number, body: (500, "<b>no</b>")) as served:
+        questions = build_questions(served.url, settings=settings)
+    with open_ask_page(driver, questions) as browser:
+        browser.wait_for("input[type=file]").send_keys(str(next((folder / "media").iterdir())))
+        browser.wait_for("textarea").send_keys("Which one?")
+        browser.wait_for("button[type=submit]").click()
+        assert f"{served.url} can't be reached" in browser.wait_for("[role=alert]").text
+        browser.wait_until(lambda: browser.find_all("button[type=submit]")[0].is_enabled())
+
+
+def test_a_page_asks_a_model(driver, folder, tiny_folder, tmp_path):
+    """A picked clip is sent, the events arrive as they happen, and the finished episode has frames and a time line."""
+    with open_ask_page(driver, build_questions(tiny_folder)) as browser:
+        clip = next((folder / "media").iterdir())
+        browser.wait_for("input[type=file]").send_keys(str(clip))
+        browser.wait_for("textarea").send_keys("What is it? <b>")
+        browser.wait_for("button[type=submit]").click()
+        browser.wait_for(".timeline")
+        assert browser.find_all(".conversation .turn")
+        assert "What is it? <b>" in browser.find_all("main")[0].text
+        browser.wait_until(lambda: browser.run("return document.querySelector('.frame img').naturalWidth") > 0)
+        browser.wait_until(lambda: browser.run("return document.querySelector('video').readyState >= 1"))
+        browser.wait_for(".tick").click()
+        browser.wait_until(lambda: browser.run("return document.querySelector('video').currentTime") > 0)
+        text = tmp_path / "text.txt"
+        text.write_text("no video")
+        browser.find_all("input[type=file]")[0].send_keys(str(text))
+        browser.wait_for("button[type=submit]").click()
+        assert "text.txt" in browser.wait_for("[role=alert]").text
+        problems = find_problems(browser, "ask")
+        assert not problems, json.dumps(problems, indent=1)
+        assert len([error for error in browser.list_errors() if "400" not in error]) == 0

@@ -7,7 +7,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from saccade.cli.terminal import complete_run, out, print_table
+from saccade.cli.terminal import complete_recipe, complete_run, complete_setting, out, print_table
+from saccade.config.load import load_recipe
 from saccade.errors import RunError
 from saccade.reporting.console import print_text
 
@@ -30,6 +31,22 @@ def view(
     ask: Annotated[
         str, typer.Option(metavar="MODEL", help="A checkpoint, a run or a chat server's URL that a page asks.")
     ] = "",
+    recipe: Annotated[
+        str,
+        typer.Option(
+            help="The recipe of --ask; by default the run's, or one that suits the model.",
+            autocompletion=complete_recipe,
+        ),
+    ] = "",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of --ask, such as engine.settings.model=NAME; repeatable.",
+            autocompletion=complete_setting,
+        ),
+    ] = None,
     export: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one run as a single page of at most 5 MB.")
     ] = None,
@@ -39,6 +56,10 @@ def view(
 
     Live while a run trains. The address holds a token, without which the server answers nothing.
     """
+    if (recipe or settings) and not ask:
+        raise RunError("--recipe and --set are of a model that the page asks; give --ask MODEL", key="ask")
+    if ask:
+        load_recipe(recipe or "tiny/base", settings or ())  # before torch is imported: a typo is reported at once
     paths = [] if ask and not runs and not DEFAULT_FOLDER.is_dir() else require_run_paths(runs)
     from saccade.runs.view import export_page, view_runs
 
@@ -53,6 +74,8 @@ def view(
         port=port,
         open_browser=open_browser,
         ask_model=ask,
+        ask_recipe=recipe,
+        ask_settings=settings or (),
         on_ready=lambda address: print_text(out, address),
     )
 

@@ -67,7 +67,7 @@ class ChatCompletions(ChatEngine):
         self.renderer: MessageRenderer = MessageRenderer(image_token_size)
         self._image_urls = ImageUrls(media)
         self._url, self._model, self._context_length = url, model, context_length
-        self._supports_prefill = supports_prefill
+        self.supports_prefill = supports_prefill
         self._extra_body, self._max_tokens_field = dict(extra_body or {}), max_tokens_field
         self._api_key_env = api_key_env
         key = read_api_key(api_key_env, "engines/chat_completions", key="engine.settings.api_key_env")
@@ -92,8 +92,8 @@ class ChatCompletions(ChatEngine):
             if not self._is_connected:
                 card = choose_model(await self._list_models(), self._model, self._context_length, self._url)
                 self._model = card["id"]
-                if self._supports_prefill is None:
-                    self._supports_prefill = card.get("owned_by") in _PREFILL_SERVERS
+                if self.supports_prefill is None:
+                    self.supports_prefill = card.get("owned_by") in _PREFILL_SERVERS
                 self._is_connected = True
         return self._model
 
@@ -122,7 +122,7 @@ class ChatCompletions(ChatEngine):
             "messages": [format_message(message, mark_image) for message in messages],
         }
         if messages[-1].role == "assistant":
-            if not self._supports_prefill:
+            if not self.supports_prefill:
                 prefill = messages[-1].text.strip()
                 raise ConfigError(
                     f"{self._url} can't continue the prefilled reply {prefill!r}: set environment.settings."

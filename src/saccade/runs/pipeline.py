@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from saccade.config.load import load_recipe, resolve_model_path
 from saccade.config.schema import PluginConfig, Recipe
@@ -171,7 +171,7 @@ def load_for_inference(model: str | Path, *, recipe: str = "", settings: Sequenc
     """Load what answers questions with a run's newest weights, a checkpoint's or a server's; nothing is graded.
 
     `recipe` defaults to `find_default_recipe(model)`; `settings` are dotted overrides. Raises SaccadeError for a model
-    that can't be used.
+    that can't be used. Replies by a default recipe begin with no text if the server can't continue one.
     """
     if not is_address(model):
         model = resolve_checkpoint(Path(model)) if is_model_name(str(model)) else model
@@ -181,7 +181,7 @@ def load_for_inference(model: str | Path, *, recipe: str = "", settings: Sequenc
     checkpoint = weights and resolve_checkpoint(weights)
     if checkpoint:
         verify_model_files(checkpoint)
-    return load_components(connect_server(used), checkpoint)
+    return load_components(connect_server(used, may_drop_prefill=not recipe), checkpoint)
 
 
 def load_training_components(recipe: Recipe, weights: Path) -> TrainingComponents:
@@ -235,14 +235,20 @@ def resolve_target(recipe: Recipe, model: str | None) -> tuple[Recipe, Path | No
     return recipe.with_values({"engine": engine.with_values({"settings": {**engine.settings, "url": model}})}), None
 
 
-def connect_server(recipe: Recipe) -> Recipe:
-    """Return the recipe with the name of the model that its chat API serves, if it has one. Raises SaccadeError."""
+def connect_server(recipe: Recipe, *, may_drop_prefill: bool = False) -> Recipe:
+    """Return the recipe with the name of the model that its chat API serves, if it has one. Raises SaccadeError.
+
+    With `may_drop_prefill`, the environment doesn't prefill replies if the server can't continue them.
+    """
     if not uses_chat_engine(recipe):
         return recipe
     components = RolloutComponents.from_recipe(recipe)
-    served_model = run_and_close(components, cast(ChatEngine, components.engine).connect())
-    settings = {**recipe.engine.settings, "model": served_model}
-    return recipe.with_values({"engine.settings": settings})
+    engine = cast(ChatEngine, components.engine)
+    served_model = run_and_close(components, engine.connect())
+    values: dict[str, Any] = {"engine.settings": {**recipe.engine.settings, "model": served_model}}
+    if may_drop_prefill and not engine.supports_prefill and recipe.environment.settings.get("force_think"):
+        values["environment.settings"] = {**recipe.environment.settings, "force_think": False}
+    return recipe.with_values(values)
 
 
 def start_run(

@@ -4,10 +4,12 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from saccade.data.hub import is_model_name
 from saccade.errors import RunError, SaccadeError
 from saccade.media.cache import CachingMediaLoader
 from saccade.reporting.episode_view import DecodeFn
 from saccade.reporting.viewer.asking import OnEvent, Questions
+from saccade.runs.pipeline import find_default_recipe, is_address
 from saccade.runs.run_lock import TRAINING, is_locked
 from saccade.types import Episode
 from saccade.utils.files import write_text
@@ -20,13 +22,17 @@ def view_runs(
     port: int = 0,
     open_browser: bool = False,
     ask_model: str = "",
+    ask_recipe: str = "",
+    ask_settings: Sequence[str] = (),
     on_ready: Callable[[str], None],
 ) -> None:
     """Serve the runs at and below `paths` until Ctrl-C; `on_ready` receives the address, which holds the token.
 
-    With `ask_model`, a checkpoint, a run or a server's address, a page asks that model.
+    With `ask_model`, a checkpoint, a run or a server's address, a page asks that model; see `api.ask` for recipe and
+    settings.
 
-    Raises RunError if the address can't be bound, or without the packages of the extra `view`.
+    Raises RunError if the address can't be bound, or without the packages of the extra `view`, and ModelError for a
+    folder that is no model.
     """
     from saccade.reporting.viewer.library import Library
 
@@ -36,7 +42,7 @@ def view_runs(
         message = f"the viewer needs {error.name}; install it with: pip install 'saccade[view]'"
         raise RunError(message, key="view") from error
     library = Library(paths, load_decoder=load_decoder, is_running=is_running)
-    questions = build_questions(ask_model) if ask_model else None
+    questions = build_questions(ask_model, recipe=ask_recipe, settings=ask_settings) if ask_model else None
     server = ViewerServer(library, host=host, port=port, questions=questions)
     on_ready(server.address)
     if open_browser:
@@ -44,12 +50,23 @@ def view_runs(
     server.run()
 
 
-def build_questions(model: str) -> Questions:
-    """Return what the page needs to ask a model."""
+def build_questions(model: str, *, recipe: str = "", settings: Sequence[str] = ()) -> Questions:
+    """Return what the page needs to ask a model. Raises ModelError for a folder that is no model."""
     from saccade.runs.api import ask
 
+    if not recipe and not is_address(model) and (Path(model).exists() or not is_model_name(model)):
+        find_default_recipe(model)
+
     def ask_model(question: str, videos: Sequence[Path], images: Sequence[Path], on_event: OnEvent) -> Episode:
-        return ask(question, model=model, videos=videos, images=images, on_event=on_event)
+        return ask(
+            question,
+            model=model,
+            videos=videos,
+            images=images,
+            recipe=recipe,
+            settings=settings,
+            on_event=on_event,
+        )
 
     return Questions(model, ask_model)
 

@@ -5,6 +5,7 @@ import { h, longText } from "./dom.js";
 import { plural, span, time } from "./format.js";
 
 const KIND_TITLES = { think: "reasoning", call: "call", answer: "answer", tag: "", text: "", unmatched_tag: "unmatched tag" };
+const SUMMARY_TEXT = 160;
 
 export function frames(view, numbers, title) {
   if (!numbers.length) return null;
@@ -38,7 +39,17 @@ function callCard(view, call, turn, index) {
     call.error && call.error !== call.malformed ? h("pre", { class: "result bad", tabindex: "0" }, longText(call.error)) : null,
     call.text ? h("pre", { class: "result o-tool", tabindex: "0" }, longText(call.text)) : null,
     frames(view, call.images, "Images of the result"),
-    call.child ? h("details", { class: "child" }, h("summary", null, "sub-agent: ", longText(call.child.question, 160), call.child.prompt.images.length ? `, ${plural(call.child.prompt.images.length, "frame")}` : null), conversation(view, call.child, false)) : null);
+    call.child ? subAgent(view, call.child) : null);
+}
+
+// A summary is a control, so the rest of a long question is below it.
+function subAgent(view, child) {
+  const isLong = child.question.length > SUMMARY_TEXT;
+  const images = child.prompt.images.length ? `, ${plural(child.prompt.images.length, "frame")}` : null;
+  return h("details", { class: "child" },
+    h("summary", null, "sub-agent: ", isLong ? `${child.question.slice(0, SUMMARY_TEXT)}…` : child.question, images),
+    isLong ? h("p", { class: "question" }, longText(child.question)) : null,
+    conversation(view, child, false));
 }
 
 export function conversation(view, data, isMain = true) {
