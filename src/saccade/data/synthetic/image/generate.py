@@ -9,7 +9,7 @@ the overview is sharp. Grid images train perception.
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from saccade.config.schema import SyntheticConfig
 from saccade.data.synthetic.dataset import SPLITS, ContentT, SyntheticDataset
 from saccade.data.synthetic.demonstrations import format_answer as format_video_answer
 from saccade.data.synthetic.image import questions, text_templates
-from saccade.data.synthetic.image.objects import PixelBox, Scene, SceneObject, sample_grid_scene, sample_scene
+from saccade.data.synthetic.image.objects import PixelBox, Scene, sample_grid_scene, sample_scene
 from saccade.data.synthetic.image.render import Pixels, render_image
 from saccade.data.synthetic.text_templates import LOOK_CLOSER, format_answer_reply
 from saccade.types import AnswerType, Demonstration, Media, MediaKind, Task
@@ -34,6 +34,15 @@ LOOK_REPLY_FORMATTERS = {  # by `synthetic.demonstrations`
     "python": text_templates.format_crop_code_reply,
     "direct": None,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridText:
+    """What the demonstration of a grid image says."""
+
+    question: str
+    thought: str
+    answer: str
 
 
 class PictureDataset(SyntheticDataset[ContentT]):
@@ -60,6 +69,28 @@ class PictureDataset(SyntheticDataset[ContentT]):
         labels: dict[str, Any] = asdict(content)  # type: ignore[call-overload]
         return labels
 
+    @abstractmethod
+    def sample_grid(self, rng: random.Random) -> tuple[ContentT, GridText]:
+        """Sample a grid image, and what its demonstration says."""
+
+    def build_grid_demonstrations(self, contents: list[ContentT]) -> list[Demonstration]:
+        """Build an auxiliary demonstration per grid image, which `contents` gets."""
+        demonstrations = []
+        for index in range(self.config.num_grid_images):
+            grid, text = self.sample_grid(random.Random(derive_seed("chart", self.seed, index)))
+            media = Media(path=f"{self.media_folder}/{self.format_name(len(contents))}", kind=MediaKind.IMAGE)
+            task = Task(
+                id=f"train-{len(contents):05d}",
+                question=text.question,
+                media=(media,),
+                answer_type=AnswerType.OPEN,
+                ground_truth=text.answer,
+            )
+            replies = (format_answer_reply(text.thought, text.answer),)
+            demonstrations.append(Demonstration(task=task, frame_budget=None, replies=replies, is_auxiliary=True))
+            contents.append(grid)
+        return demonstrations
+
 
 class ImageDataset(PictureDataset[Scene]):
     """A dataset of images."""
@@ -77,12 +108,14 @@ class ImageDataset(PictureDataset[Scene]):
         """Build one demonstration per task and one per grid image, which `contents` gets."""
         format_look = LOOK_REPLY_FORMATTERS[self.config.demonstrations]
         demonstrations = [build_demonstration(task, format_look=format_look) for task in tasks]
-        for index in range(self.config.num_grid_images):
-            grid = sample_grid_scene(self.settings, random.Random(derive_seed("chart", self.seed, index)))
-            path, task_id = f"{self.media_folder}/{self.format_name(len(contents))}", f"train-{len(contents):05d}"
-            demonstrations.append(build_grid_demonstration(grid.objects, image_path=path, task_id=task_id))
-            contents.append(grid)
-        return demonstrations
+        return demonstrations + self.build_grid_demonstrations(contents)
+
+    def sample_grid(self, rng: random.Random) -> tuple[Scene, GridText]:
+        """Sample a grid of cards, and a thought that reads every card, since the question is about the last."""
+        grid = sample_grid_scene(self.settings, rng)
+        answer = text_templates.format_objects(grid.objects[-1:])
+        thought = text_templates.format_observation(grid.objects)
+        return grid, GridText(question=text_templates.LAST_OBJECT_QUESTION, thought=thought, answer=answer)
 
     def render(self, content: Scene, seed: int) -> Pixels:
         """Render the cards."""
@@ -103,24 +136,6 @@ def build_demonstration(
     last_thought = text_templates.format_observation(inspected) if inspected else overview
     answer_reply = format_answer_reply(last_thought, format_answer(task))
     return Demonstration(task=task, frame_budget=None, replies=(*replies, answer_reply))
-
-
-def build_grid_demonstration(objects: Sequence[SceneObject], *, image_path: str, task_id: str) -> Demonstration:
-    """Build an auxiliary demonstration that reads every card of a grid image, since the question is about the last."""
-    answer = text_templates.format_objects(objects[-1:])
-    task = Task(
-        id=task_id,
-        question=text_templates.LAST_OBJECT_QUESTION,
-        media=(Media(path=image_path, kind=MediaKind.IMAGE),),
-        answer_type=AnswerType.OPEN,
-        ground_truth=answer,
-    )
-    return Demonstration(
-        task=task,
-        frame_budget=None,
-        replies=(format_answer_reply(text_templates.format_observation(objects), answer),),
-        is_auxiliary=True,
-    )
 
 
 def format_answer(task: Task) -> str:

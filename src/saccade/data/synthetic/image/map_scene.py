@@ -94,6 +94,18 @@ def sample_map(config: SyntheticConfig, rng: random.Random, index: int) -> MapSc
     return MapScene(pixels=image.image_size, place=place, entries=tuple(entries), card=card)
 
 
+def sample_grid_map(config: SyntheticConfig, rng: random.Random) -> MapScene:
+    """Sample a picture that `image.grid_size` rows of as many entries fill, without a label; half show digits."""
+    image, side = config.image, compute_object_side(config.image)
+    entries = []
+    for index in range(image.grid_size**2):
+        row, column = divmod(index, image.grid_size)
+        symbol_class = rng.choice((DIGIT, LETTER))
+        symbol = rng.choice(SYMBOLS[symbol_class])
+        entries.append(_build_card((column, row), side, symbol_class, symbol, image.symbol_scale))
+    return MapScene(pixels=image.grid_size * side, place=0, entries=tuple(entries))
+
+
 def _build_card(cell: tuple[int, int], side: int, symbol_class: str, symbol: str, symbol_scale: float) -> SceneObject:
     """Build a white card at a cell (column, row) of the lattice of cards."""
     return SceneObject(

@@ -15,8 +15,8 @@ import numpy as np
 
 from saccade.config.schema import NeedlesConfig, SyntheticConfig
 from saccade.data.synthetic.events import Event
-from saccade.data.synthetic.image.generate import LOOK_REPLY_FORMATTERS, PictureDataset
-from saccade.data.synthetic.image.map_scene import MapScene, sample_map
+from saccade.data.synthetic.image.generate import LOOK_REPLY_FORMATTERS, GridText, PictureDataset
+from saccade.data.synthetic.image.map_scene import MapScene, sample_grid_map, sample_map
 from saccade.data.synthetic.image.objects import DIGIT, PixelBox, SceneObject
 from saccade.data.synthetic.image.render import GLYPHS, Pixels, compute_glyph_mask, render_backdrop
 from saccade.data.synthetic.image.text_templates import normalize_box
@@ -33,9 +33,10 @@ from saccade.utils.hashing import derive_seed
 QUESTION = "Which number does the legend give for the label?"
 NAMED_QUESTION = "Which number is at {places}?"
 LABEL_QUESTION = "What is the label?"
+GRID_QUESTION = "What is the last entry?"
 MAX_NAMED_ENTRIES = 4  # each entry that is read trains perception
 ANSWER_TYPES = {"map": AnswerType.OPEN}
-TOKENIZER_PIECES = (QUESTION, "Which number is at ", LABEL_QUESTION, " disc", " square")
+TOKENIZER_PIECES = (QUESTION, "Which number is at ", LABEL_QUESTION, GRID_QUESTION, " disc", " square")
 
 
 def build_candidates(kind: str, scene: MapScene, rng: random.Random) -> list[Question]:
@@ -94,7 +95,13 @@ class MapDataset(PictureDataset[MapScene]):
             rng = random.Random(derive_seed("trace", self.seed, task.id))
             builder = _MapDemonstrations(task, scene, self.config.needles, self.config.demonstrations, rng)
             demonstrations += builder.build()
-        return demonstrations
+        return demonstrations + self.build_grid_demonstrations(contents)
+
+    def sample_grid(self, rng: random.Random) -> tuple[MapScene, GridText]:
+        """Sample a grid of entries without a label, and a thought that reads every entry."""
+        grid = sample_grid_map(self.config, rng)
+        symbols = [entry.symbol for entry in grid.entries]
+        return grid, GridText(question=GRID_QUESTION, thought=f"I see: {' '.join(symbols)}", answer=symbols[-1])
 
     def render(self, content: MapScene, seed: int) -> Pixels:
         """Render the label and the legend."""
