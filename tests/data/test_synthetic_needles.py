@@ -11,7 +11,7 @@ import pytest
 from error_cases import raises
 
 from saccade.config.load import load_recipe
-from saccade.config.schema import NeedlesConfig, SyntheticConfig
+from saccade.config.schema import NeedlesConfig, SyntheticConfig, SyntheticImageConfig
 from saccade.data.dataset import load_demonstrations, load_tasks, write_items
 from saccade.data.synthetic import generate_dataset, validate_dataset
 from saccade.data.synthetic.contact_sheet import draw_contact_sheet
@@ -34,7 +34,13 @@ CONFIGS = {
     "counter": SyntheticConfig(tasks="cue", **CLIPS, needles=NeedlesConfig(**FEW, cue="counter")),
     "search": SyntheticConfig(tasks="search", **CLIPS, needles=NeedlesConfig(**FEW, turns=2)),
     "cost": SyntheticConfig(tasks="cost", **CLIPS, needles=NeedlesConfig(num_places=6, calls_per_turn=1)),
-    "map": SyntheticConfig(tasks="map", media="image", **SIZES, needles=NeedlesConfig(**FEW)),
+    "map": SyntheticConfig(
+        tasks="map",
+        media="image",
+        **SIZES,
+        needles=NeedlesConfig(**FEW),
+        image=SyntheticImageConfig(grid_images=0.5, grid_size=3),
+    ),
     "small label": SyntheticConfig(
         tasks="map",
         media="image",
@@ -122,6 +128,20 @@ def test_demonstrations_look_everywhere_alike(dataset):
         if "named" in item.task.id:
             assert item.replies[-1].endswith(f"<answer>{item.task.ground_truth}</answer>")
             assert len(item.replies) == 2
+
+
+@pytest.mark.slow
+def test_grids_of_maps_are_read_completely(tmp_path):
+    generate_dataset(tmp_path / "data", CONFIGS["map"], seed=4)
+    demonstrations = load_demonstrations(tmp_path / "data" / "train" / "demonstrations.jsonl")
+    grids = [item for item in demonstrations if item.is_auxiliary]
+    assert len(grids) == 6
+    for item in grids:
+        picture = image.read_image(item.task.media[0].path)
+        assert picture.size == (3 * 32, 3 * 32)
+        symbols = item.replies[0].partition("I see: ")[2].partition("<")[0].split()
+        assert len(symbols) == 9
+        assert item.task.ground_truth == symbols[-1]
 
 
 @pytest.mark.slow
