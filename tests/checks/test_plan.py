@@ -257,6 +257,7 @@ def test_micro_steps_of_a_step(rows, micro_batch_size, num_mini_batches, num_ran
     training = TrainingCost(
         unpacked_tokens=99,
         visual_tokens=9,
+        trained_tokens=9,
         row_lengths=rows,
         micro_batch_size=min(micro_batch_size, len(rows)),
         num_mini_batches=num_mini_batches,
@@ -317,13 +318,14 @@ def test_memory_of_8b():
     assert held == (4 * P // 8 + 2 * (root + 2 * layer), 4 * P // 8 + 2 * (root + layer), 8 * P // 8, 0)
     assert found.logits == 5 * 4 * 2**27
     assert found.checkpointed_activations < found.activations / 10
-    assert found.peak == sum(held) + found.logits + found.checkpointed_activations
+    in_a_step = found.peak - sum(held)
+    assert found.checkpointed_activations < in_a_step < found.checkpointed_activations + found.logits
     alone = needs("paravt/para_grpo", "model.trained_weights=all")
     # bfloat16 weights; float32 gradients, two moments and copies: 2 + 4 + 8 + 4 bytes a parameter.
     assert (alone.weights, alone.gradients) == (2 * P, 4 * P)
     assert (alone.optimizer_state, alone.master_weights) == (8 * P, 4 * P)
     assert alone.checkpointed_activations == found.checkpointed_activations  # every GPU makes passes of its own
-    assert alone.peak - alone.checkpointed_activations - alone.logits == 18 * P
+    assert alone.peak - in_a_step == 18 * P
 
 
 def test_a_frozen_vision_tower_needs_only_its_weights():
@@ -408,7 +410,9 @@ def test_activations_match_a_real_forward_pass(tmp_path, family, checkpointing):
         forward(backbone, batch, load_pixels=FakeMediaLoader().load_pixels, temperature=1.0)
     weights = {parameter.untyped_storage().data_ptr() for parameter in backbone.model.parameters()}
     found = sum(tensor.untyped_storage().nbytes() for place, tensor in held.items() if place not in weights)
-    passed = TrainingCost(unpacked_tokens=2 * T, visual_tokens=2 * 256, row_lengths=(T, T), micro_batch_size=2)
+    passed = TrainingCost(
+        unpacked_tokens=2 * T, visual_tokens=2 * 256, trained_tokens=2 * 100, row_lengths=(T, T), micro_batch_size=2
+    )
     recipe = load_recipe("tiny/para_grpo", [f"model.path={tmp_path}"])
     estimate = estimate_memory(recipe, resolve_model_sizes(recipe), recipe.rl.optim, passed)
     if checkpointing:  # the layer that is computed again comes in the backward pass

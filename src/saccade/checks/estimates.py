@@ -23,7 +23,7 @@ from saccade.errors import ConfigError
 from saccade.ledger import ImageRef, Ledger
 from saccade.media.frame_sampling import interleave_timestamps
 from saccade.media.image import fit_size
-from saccade.models.backbone import MAX_ATTENTION_QUERIES, MAX_VISION_TOKENS
+from saccade.models.backbone import MAX_VISION_TOKENS
 from saccade.models.model_sizes import ModelSizes, compute_published_sizes, compute_tiny_sizes, read_sizes
 from saccade.models.policy import MAX_LOGITS_PER_CHUNK
 from saccade.protocols import PixelBudget
@@ -40,6 +40,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 MAX_COUNT = 4_000_000  # of a planned step's conversations, rows and frames, and of a conversation's tokens
 _FLOAT32_BYTES = 4
 _LOGITS_COPIES = 5  # of a chunk of logits, at the peak
+_MLP_COPIES = 3  # of a layer's widest activation, in its backward pass
 _TURN_MARKER_TOKENS = 8  # around a turn, or around a tool result
 _PREFILL_TOKENS = 2  # of the prefilled think tag
 _TOKEN_PATTERN = re.compile(r"<\|\w+\|>|\d| ?[^\W\d_]{1,8}|[^\w\s]+|\s+|_")
@@ -279,6 +280,7 @@ class TrainingCost:
 
     unpacked_tokens: int
     visual_tokens: int
+    trained_tokens: int
     row_lengths: tuple[int, ...]  # the longest row first
     micro_batch_size: int
     num_mini_batches: int = 1  # optimizer steps of a pass
@@ -308,6 +310,11 @@ class TrainingCost:
         """Visual tokens of the longest row."""
         return math.ceil(self.max_row_tokens * self.visual_tokens / self.packed_tokens)
 
+    @property
+    def max_row_trained_tokens(self) -> int:
+        """Trained tokens of the longest row."""
+        return math.ceil(self.max_row_tokens * self.trained_tokens / self.packed_tokens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
@@ -321,7 +328,7 @@ class MemoryEstimate:
     activations: int  # all that autograd saves
     checkpointed_activations: int  # what it saves with activation checkpointing
     logits: int
-    peak: int  # in the last backward pass of a step, with the recipe's activation checkpointing
+    peak: int  # in the last backward pass of a step, with the recipe's activation checkpointing; not the sum of all
 
 
 def _require_countable(counts: Mapping[str, int]) -> None:
@@ -383,6 +390,7 @@ def estimate_rl_training(recipe: Recipe, episode: EpisodeSize) -> TrainingCost:
         unpacked_tokens=sum(conversation.total_tokens for conversation in (*prompts * group_size, *children)),
         tree_sizes=[size for size, _ in trees],
         visual_tokens=sum(conversation.visual_tokens for _, conversation in trees),
+        trained_tokens=sum(conversation.sampled_tokens for conversation in (*prompts * group_size, *children)),
     )
 
 
@@ -395,17 +403,24 @@ def estimate_sft_training(recipe: Recipe, episode: EpisodeSize) -> TrainingCost:
         unpacked_tokens=settings.tokens_per_step,
         tree_sizes=[settings.pack_length] * math.ceil(settings.tokens_per_step / settings.pack_length),
         visual_tokens=math.ceil(settings.tokens_per_step * longest.visual_tokens / longest.prompt_tokens),
+        trained_tokens=math.ceil(settings.tokens_per_step * longest.sampled_tokens / longest.total_tokens),
     )
 
 
 def _estimate_training(
-    settings: RlConfig | SftConfig, *, unpacked_tokens: int, tree_sizes: Sequence[int], visual_tokens: int
+    settings: RlConfig | SftConfig,
+    *,
+    unpacked_tokens: int,
+    tree_sizes: Sequence[int],
+    visual_tokens: int,
+    trained_tokens: int,
 ) -> TrainingCost:
     trees = [PrefixTree(prefix_length=0, sample_indices=(), num_tokens=size) for size in tree_sizes]
     rows = bin_pack(trees, settings.pack_length)
     return TrainingCost(
         unpacked_tokens=unpacked_tokens,
         visual_tokens=visual_tokens,
+        trained_tokens=trained_tokens,
         row_lengths=tuple(sorted((sum(tree.num_tokens for tree in row) for row in rows), reverse=True)),
         micro_batch_size=min(len(rows), settings.micro_batch_size),
         num_mini_batches=min(len(rows), settings.mini_batches) if isinstance(settings, RlConfig) else 1,
@@ -500,32 +515,45 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Estimate training memory on each of `gpus` GPUs of each node, with the reference weights that `kl` needs."""
     size = DTYPE_BYTES[recipe.model.dtype]
-    B, T, Q = training.micro_batch_size, training.max_row_tokens, MAX_ATTENTION_QUERIES
-    # Each call of attention, of at most Q queries, has its own mask.
-    attention_pairs = sum(min(Q, T - start) * min(start + Q, T) for start in range(0, T, Q))
-    token_bytes = sizes.compute_text_activation_bytes(size, repeat_kv=recipe.model.device != "cpu")
-    layer_bytes = token_bytes * B * T + size * B * attention_pairs
-    activations = sizes.num_layers * layer_bytes
-    checkpointed = sizes.num_layers * size * sizes.hidden_size * B * T + layer_bytes
+    B, T, rank = training.micro_batch_size, training.max_row_tokens, recipe.model.lora_rank
+    on_device = recipe.model.device != "cpu"
+    layer_bytes = sizes.compute_text_activation_bytes(size, repeat_kv=on_device, lora_rank=rank) * B * T
+    activations, inputs, largest = (
+        sizes.num_layers * layer_bytes,
+        sizes.num_layers * size * sizes.hidden_size * B * T,
+        0,
+    )
     # A frozen vision tower saves no activations.
-    if not recipe.model.lora_rank and recipe.model.trained_weights == "all":
+    if not rank and recipe.model.trained_weights == "all":
         patches = B * training.max_row_visual_tokens * sizes.spatial_merge_size**2
         block = sizes.compute_vision_activation_bytes(size)
         activations += sizes.vision_depth * block * patches
-        checkpointed += sizes.vision_depth * size * sizes.vision_hidden_size * patches
-        checkpointed += block * min(patches, MAX_VISION_TOKENS * sizes.spatial_merge_size**2)
-    mask = B * T * T
+        inputs += sizes.vision_depth * size * sizes.vision_hidden_size * patches
+        largest = block * min(patches, MAX_VISION_TOKENS * sizes.spatial_merge_size**2)
+    checkpointed = inputs + layer_bytes + largest
     trained, _ = sizes.count_trained_parameters(recipe.model)
     has_reference = kl is not None and kl.reference_device == "device" and bool(kl.loss_coef or kl.reward_coef)
     state = estimate_state(recipe, sizes, optim, gpus=gpus, nodes=nodes)
     reference_size = size if gpus * nodes == 1 else _FLOAT32_BYTES
     state["reference_weights"] = trained * reference_size // gpus if has_reference else 0
-    logits = _LOGITS_COPIES * _FLOAT32_BYTES * min(B * T * sizes.vocab_size, MAX_LOGITS_PER_CHUNK)
-    saved = mask + (checkpointed if recipe.model.activation_checkpointing else activations)
+    logits = (
+        _LOGITS_COPIES
+        * _FLOAT32_BYTES
+        * min(B * training.max_row_trained_tokens * sizes.vocab_size, MAX_LOGITS_PER_CHUNK)
+    )
+    # The loss comes before the backward pass of the last layer, which the checkpoints recompute only then.
+    mlp = _MLP_COPIES * size * sizes.intermediate_size * B * T
+    if recipe.model.activation_checkpointing:
+        step = max(inputs + logits, checkpointed + mlp)
+    else:
+        step = activations + max(logits, mlp)
+    num_parallel = 1 if on_device else min(recipe.model.num_threads, training.num_micro_batches)
+    if num_parallel > 1:  # each micro-batch has gradients of its own until they are added
+        step = num_parallel * (step + state["gradients"])
     return MemoryEstimate(
         **state,
-        activations=activations + mask,
-        checkpointed_activations=checkpointed + mask,
+        activations=activations,
+        checkpointed_activations=checkpointed,
         logits=logits,
-        peak=sum(state.values()) + logits + saved,
+        peak=sum(state.values()) + step,
     )

@@ -21,6 +21,7 @@ from saccade.utils.files import require_regular_files
 
 TINY_VOCAB_SIZE = 665  # of the tiny recipes' synthetic dataset; other datasets have other words
 _FLOAT32_BYTES = 4
+_LAYER_MATRICES = 7  # linear layers of a language layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,18 +84,21 @@ class ModelSizes:
         """Return the bytes of KV cache per token, for numbers of `dtype_bytes` bytes."""
         return 2 * self.num_layers * self.key_width * dtype_bytes
 
-    def compute_text_activation_bytes(self, dtype_bytes: int, *, repeat_kv: bool = False) -> int:
-        """Return the bytes that one layer keeps per token for its backward pass, without the attention mask.
+    def compute_text_activation_bytes(self, dtype_bytes: int, *, repeat_kv: bool = False, lora_rank: int = 0) -> int:
+        """Return the bytes that one layer keeps per token for its backward pass.
 
-        A norm keeps a float32 copy and its normalized input; the next operation keeps its output. Attention keeps
-        queries, keys, values and its output; keys and values once per query head with `repeat_kv` (on a GPU). The gated
-        MLP keeps both projections, the activation and the product.
+        A norm keeps a float32 copy, and its normalized input unless its weight is frozen; the next operation keeps its
+        output. Attention keeps queries, keys, values and its output; keys and values once per query head with
+        `repeat_kv` (on a GPU). The gated MLP keeps both projections, the activation and the product; an adapter of
+        `lora_rank` its inner result.
         """
-        norms = 2 * (_FLOAT32_BYTES + 2 * dtype_bytes) * self.hidden_size
+        normalized = 0 if lora_rank else dtype_bytes
+        norms = 2 * (_FLOAT32_BYTES + normalized + dtype_bytes) * self.hidden_size
         if any(name.endswith("q_norm.weight") for name in self.shapes):
-            norms += (_FLOAT32_BYTES + dtype_bytes) * (self.query_width + self.key_width)
+            norms += (_FLOAT32_BYTES + normalized) * (self.query_width + self.key_width)
         attention = 2 * dtype_bytes * (self.query_width + (self.query_width if repeat_kv else self.key_width))
-        return norms + attention + 4 * dtype_bytes * self.intermediate_size
+        adapters = _LAYER_MATRICES * lora_rank * dtype_bytes
+        return norms + attention + 4 * dtype_bytes * self.intermediate_size + adapters
 
     def compute_vision_activation_bytes(self, dtype_bytes: int) -> int:
         """Return the bytes that a vision block keeps per patch; queries and keys are rotated in float32."""
