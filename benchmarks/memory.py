@@ -1,0 +1,152 @@
+"""The memory of a training step as `saccade recipes check` predicts it, beside what a step needs.
+
+    python benchmarks/memory.py
+    python benchmarks/memory.py --device cuda
+
+A step has two micro-batches of a group each, so that gradients are stored during the second one's backward pass. The
+peak of what torch allocates is measured in the second step; the first one allocates the optimizer's state. On a CPU the
+profiler reports each allocation. Memory that is freed may stay with the process there, so its resident set is larger.
+Each case is a process of its own.
+"""
+
+import argparse
+import gc
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from _common import describe_machine, parser, show
+from local_engine import NoiseMediaLoader
+from packing import group, loss, packed
+from torch.profiler import ProfilerActivity, profile
+
+from saccade.checks.estimates import TrainingCost, estimate_memory
+from saccade.config.load import load_recipe
+from saccade.models.backbone import Backbone
+from saccade.models.model_sizes import read_sizes
+from saccade.models.tiny import make_tiny_model
+from saccade.training.optimizer import Optimizer
+from saccade.training.train_step import train_step
+
+WORDS = 8000  # of the vocabulary
+# By name: settings of the recipe's model, the frames of the prompt, the replies' tokens.
+CASES: Mapping[str, tuple[Mapping[str, Any], int, int]] = {
+    "all weights": ({}, 100, 95),
+    "all weights, checkpointing": ({"activation_checkpointing": True}, 100, 95),
+    "all weights, long replies": ({}, 20, 400),
+    "all weights, many frames": ({}, 300, 95),
+    "all weights, bfloat16": ({"dtype": "bfloat16"}, 100, 95),
+    "language model": ({"trained_weights": "language_model"}, 100, 95),
+    "LoRA": ({"lora_rank": 8}, 100, 95),
+    "LoRA, checkpointing": ({"lora_rank": 8, "activation_checkpointing": True}, 300, 95),
+}
+
+
+def count_stored_bytes() -> int:
+    """Return the bytes of all tensors that exist."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # looking at an object may
+        tensors = [item for item in gc.get_objects() if isinstance(item, torch.Tensor)]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+def measure_peak(step: Callable[[], None], device: str) -> int:
+    """Return the most bytes that torch has allocated at a time during a step."""
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        return torch.cuda.max_memory_allocated(device)
+    stored = count_stored_bytes()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    events: Any = profiler.profiler
+    changes = [event for event in events.kineto_results.events() if event.name() == "[memory]"]
+    changes.sort(key=lambda event: event.start_ns())
+    return stored + max(itertools.accumulate(event.nbytes() for event in changes))
+
+
+def measure_case(name: str, options: argparse.Namespace) -> dict[str, float]:
+    """Return the predicted and the measured bytes of a case."""
+    settings, frames, reply = CASES[name]
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["".join(letters) for letters in itertools.islice(itertools.product("abcdefghij", repeat=5), WORDS)]
+        make_tiny_model(folder, hidden_size=options.hidden, num_layers=options.layers, vocabulary_text=words)
+        sizes = read_sizes(folder)
+        model = {"path": folder, "device": options.device, "num_threads": 1, **settings}
+        recipe = load_recipe("tiny/base").with_values({f"model.{key}": value for key, value in model.items()})
+        backbone = Backbone(recipe.model)
+    optim = recipe.rl.optim
+    optimizer = Optimizer(backbone.model, optim, num_steps=10**6)
+    [batch] = packed(group(backbone, frames, options.group, reply), backbone)
+    batches = [batch, batch]
+
+    def step() -> None:
+        train_step(backbone, optimizer, batches, loss, load_all_pixels=NoiseMediaLoader().load_all_pixels)
+
+    step()
+    measured = measure_peak(step, options.device)
+    training = TrainingCost(
+        unpacked_tokens=batch.ids_BT.size,
+        visual_tokens=frames,
+        trained_tokens=len(batch.token_N),
+        row_lengths=(batch.ids_BT.shape[1],),
+        micro_batch_size=1,
+    )
+    predicted = estimate_memory(recipe, sizes, optim, training).peak
+    return {"tokens": batch.ids_BT.size, "predicted": predicted, "measured": measured}
+
+
+def run_case(name: str, arguments: Sequence[str]) -> dict[str, float]:
+    """Measure a case in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments, "--case", name], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"the case {name!r} failed:\n{done.stderr[-4000:]}")
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure each case."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parser(__doc__, rounds=3)
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--hidden", type=int, default=512, help="hidden size of the model")
+    options.add_argument("--layers", type=int, default=8)
+    options.add_argument("--group", type=int, default=8)
+    options.add_argument("--case", choices=CASES, help="measure one case in this process and print it as JSON")
+    chosen = options.parse_args(arguments)
+    if chosen.case:
+        print(json.dumps(measure_case(chosen.case, chosen)))
+        return
+    rows = []
+    for name in CASES:
+        results = [run_case(name, arguments) for _ in range(chosen.rounds)]
+        measured = sorted(result["measured"] for result in results)
+        median = measured[len(measured) // 2]
+        rows.append(
+            {
+                "case": name,
+                "tokens": int(results[0]["tokens"]),
+                "predicted MB": results[0]["predicted"] / 1e6,
+                "measured MB": median / 1e6,
+                "predicted / measured": results[0]["predicted"] / median,
+                "spread of measured": f"{measured[0] / 1e6:,.0f}–{measured[-1] / 1e6:,.0f}",
+                "rounds": chosen.rounds,
+            }
+        )
+    show("Memory of a training step", rows, describe_machine(chosen.device), chosen.out)
+
+
+if __name__ == "__main__":
+    main()
