@@ -139,7 +139,7 @@ def test_grids_of_maps_are_read_completely(tmp_path):
     for item in grids:
         picture = image.read_image(item.task.media[0].path)
         assert picture.size == (3 * 32, 3 * 32)
-        symbols = item.replies[0].partition("I see: ")[2].partition("<")[0].split()
+        symbols = item.replies[0].partition("I see: ")[2].partition("<")[0].split(", ")
         assert len(symbols) == 9
         assert item.task.ground_truth == symbols[-1]
 

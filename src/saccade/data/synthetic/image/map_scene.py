@@ -7,10 +7,11 @@
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from saccade.config.schema import SyntheticConfig
+from saccade.data.synthetic.events import COLORS
 from saccade.data.synthetic.image.objects import (
     DIGIT,
     DISTRACTOR_COLOR,
@@ -95,14 +96,18 @@ def sample_map(config: SyntheticConfig, rng: random.Random, index: int) -> MapSc
 
 
 def sample_grid_map(config: SyntheticConfig, rng: random.Random) -> MapScene:
-    """Sample a picture that `image.grid_size` rows of as many entries fill, without a label; half show digits."""
+    """Sample a picture that `image.grid_size` rows of as many colored entries fill, without a label.
+
+    Colors are learned first, and with them which entry comes when. Half of the symbols are digits.
+    """
     image, side = config.image, compute_object_side(config.image)
     entries = []
     for index in range(image.grid_size**2):
         row, column = divmod(index, image.grid_size)
         symbol_class = rng.choice((DIGIT, LETTER))
         symbol = rng.choice(SYMBOLS[symbol_class])
-        entries.append(_build_card((column, row), side, symbol_class, symbol, image.symbol_scale))
+        card = _build_card((column, row), side, symbol_class, symbol, image.symbol_scale)
+        entries.append(replace(card, color=rng.choice(COLORS)))
     return MapScene(pixels=image.grid_size * side, place=0, entries=tuple(entries))
 
 

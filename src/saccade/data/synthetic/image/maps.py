@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from saccade.config.schema import NeedlesConfig, SyntheticConfig
-from saccade.data.synthetic.events import Event
+from saccade.data.synthetic.events import PALETTE, Event
 from saccade.data.synthetic.image.generate import LOOK_REPLY_FORMATTERS, GridText, PictureDataset
 from saccade.data.synthetic.image.map_scene import MapScene, sample_grid_map, sample_map
 from saccade.data.synthetic.image.objects import DIGIT, PixelBox, SceneObject
@@ -100,8 +100,8 @@ class MapDataset(PictureDataset[MapScene]):
     def sample_grid(self, rng: random.Random) -> tuple[MapScene, GridText]:
         """Sample a grid of entries without a label, and a thought that reads every entry."""
         grid = sample_grid_map(self.config, rng)
-        symbols = [entry.symbol for entry in grid.entries]
-        return grid, GridText(question=GRID_QUESTION, thought=f"I see: {' '.join(symbols)}", answer=symbols[-1])
+        symbols = [f"{entry.color} {entry.symbol}" for entry in grid.entries]
+        return grid, GridText(question=GRID_QUESTION, thought=f"I see: {', '.join(symbols)}", answer=symbols[-1])
 
     def render(self, content: MapScene, seed: int) -> Pixels:
         """Render the label and the legend."""
@@ -180,6 +180,6 @@ def render_map(scene: MapScene, seed: int) -> Pixels:
     for card in (*scene.entries, *([scene.card] if scene.card else [])):
         left, top, right, bottom = card.box
         region, axis = pixels[top:bottom, left:right], (np.arange(card.side) + 0.5) / card.side - 0.5
-        region[:] = WHITE
+        region[:] = PALETTE.get(card.color, WHITE)
         region[compute_glyph_mask(GLYPHS[card.symbol_class][card.symbol], axis / card.symbol_scale)] = INK
     return pixels
