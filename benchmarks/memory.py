@@ -5,7 +5,8 @@
 
 A step has two micro-batches of a group each, so that gradients are stored during the second one's backward pass. The
 peak of what torch allocates is measured in the second step; the first one allocates the optimizer's state. On a CPU the
-profiler reports each allocation. Memory that is freed may stay with the process there, so its resident set is larger.
+profiler reports each allocation; the figures don't depend on other load. Memory that is freed may stay with the process
+there, so its resident set is larger.
 Each case is a process of its own.
 """
 
@@ -119,7 +120,7 @@ def run_case(name: str, arguments: Sequence[str]) -> dict[str, float]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each case."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = parser(__doc__, rounds=3)
+    options = parser(__doc__, rounds=1)
     options.add_argument("--device", default="cpu")
     options.add_argument("--hidden", type=int, default=512, help="hidden size of the model")
     options.add_argument("--layers", type=int, default=8)
@@ -131,18 +132,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     rows = []
     for name in CASES:
-        results = [run_case(name, arguments) for _ in range(chosen.rounds)]
-        measured = sorted(result["measured"] for result in results)
-        median = measured[len(measured) // 2]
+        result = run_case(name, arguments)
         rows.append(
             {
                 "case": name,
-                "tokens": int(results[0]["tokens"]),
-                "predicted MB": results[0]["predicted"] / 1e6,
-                "measured MB": median / 1e6,
-                "predicted / measured": results[0]["predicted"] / median,
-                "spread of measured": f"{measured[0] / 1e6:,.0f}–{measured[-1] / 1e6:,.0f}",
-                "rounds": chosen.rounds,
+                "tokens": int(result["tokens"]),
+                "predicted MB": result["predicted"] / 1e6,
+                "measured MB": result["measured"] / 1e6,
+                "predicted / measured": result["predicted"] / result["measured"],
             }
         )
     show("Memory of a training step", rows, describe_machine(chosen.device), chosen.out)
