@@ -1,5 +1,6 @@
 """Every benchmark runs, at a size that takes seconds, and says what it measured."""
 
+import argparse
 import asyncio
 import importlib
 import json
@@ -62,6 +63,15 @@ def test_one_step_with_adapters_in_bfloat16(run):
     figures = step(run, "--dtype", "bfloat16", "--peak-tflops", "1", "--lora-rank", "4", "--layers", "3")
     assert figures["trained"] == "adapters of rank 4"
     assert 0 < figures["engine-trainer logprob difference, max"] < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["all weights", "all weights, checkpointing"])
+def test_planned_memory_is_near_what_a_step_allocates(run, name):
+    memory = importlib.import_module("memory")
+    options = argparse.Namespace(threads=1, device="cpu", hidden=256, layers=4, group=8)
+    figures = memory.measure_case(name, options)
+    assert figures["predicted"] == pytest.approx(figures["measured"], rel=0.12)
 
 
 @pytest.mark.slow
