@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import math
 import threading
 import time
 
@@ -250,6 +251,24 @@ def test_a_server_without_a_model_list_is_accepted():
         generate(served, model="large")
         with raises(EngineError, key="engine.settings.url", value=served.url):
             generate(served)
+
+
+@pytest.mark.parametrize("length", [-5, 0, True, 1.5, "512", [512], math.inf, math.nan, None])
+def test_an_impossible_context_is_no_context(length):
+    with server(reply_by_seed, models=({"id": "m", "max_model_len": length},)) as served:
+        generate(served, context=4096)
+    assert len(served.bodies) == 1
+
+
+@pytest.mark.parametrize("name", [5, None, ["m"], "", "m" * 10**6], ids=lambda name: str(name)[:9])
+def test_a_model_without_a_name_is_refused(name):
+    with (
+        server(reply_by_seed, models=({"id": name},)) as served,
+        raises(EngineError, key="engine.settings.url", value=served.url) as caught,
+    ):
+        generate(served)
+    assert "no list of models" in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 def test_a_too_small_context_fails_before_the_first_request():

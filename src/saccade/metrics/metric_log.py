@@ -1,5 +1,6 @@
 """Read metrics.jsonl, the record of a run's steps."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ def read_metric_rows(path: Path) -> list[dict[str, Any]]:
     Raises DataError for a file that can't be read, or a line without a stage and a step or with a number that no float
     can hold.
     """
-    rows = read_jsonl(path, dict[str, Any], skip_truncated_line=True) if path.is_file() or path.is_dir() else []
+    rows = read_jsonl(path, dict[str, Any], skip_truncated_line=True) if os.path.lexists(path) else []
     for row in rows:
         is_step = isinstance(row.get("stage"), str) and type(row.get("step")) is int
         if not is_step or any(isinstance(value, int) and abs(value) > sys.float_info.max for value in row.values()):

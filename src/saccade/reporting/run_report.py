@@ -4,6 +4,7 @@ The page has no scripts and no links, and embeds its images. The template escape
 """
 
 import functools
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -272,11 +273,13 @@ def compute_step_seconds(row: Mapping[str, Any]) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration.
+    """Format a duration; damaged metrics may hold one without end.
 
-    >>> format_duration(42.4), format_duration(200), format_duration(7500)
-    ('42 s', '3 min 20 s', '2 h 5 min')
+    >>> format_duration(42.4), format_duration(200), format_duration(7500), format_duration(float("inf"))
+    ('42 s', '3 min 20 s', '2 h 5 min', '–')
     """
+    if not math.isfinite(seconds):
+        return "–"
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -9,6 +9,8 @@ from typing import Any
 from saccade.errors import ConfigError
 from saccade.utils.http_client import HttpClient
 
+_MAX_NAME_CHARS = 1000  # of a model
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCompletion:
@@ -32,9 +34,21 @@ class OpenAIClient(HttpClient):
         return await self.request(
             "GET",
             "models",
-            parse=lambda content: [{**model, "id": str(model["id"])} for model in content["data"]],
+            parse=_parse_models,
             expected="list of models",
         )
+
+
+def _parse_models(content: Any) -> list[dict[str, Any]]:
+    """Return the models with their names, and without a length of the context that none can have."""
+    models = [dict(model) for model in content["data"]]
+    for model in models:
+        name, length = model["id"], model.get("max_model_len")
+        if not (isinstance(name, str) and 0 < len(name) <= _MAX_NAME_CHARS):
+            raise ValueError("a model without a name")
+        if type(length) is not int or length < 1:
+            model.pop("max_model_len", None)
+    return models
 
 
 def _parse_chat_completion(content: Any) -> ChatCompletion:
