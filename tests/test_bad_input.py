@@ -370,6 +370,28 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk(tmp_path, tiny_folder, datas
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "limit", "file"),
+    [(["model", "tiny"], 2**20, ""), (["data", "synth", *SYNTHETIC], 2**10, "/train/clips/00000.mp4")],
+    ids=["a model", "data"],
+)
+def test_what_does_not_fit_on_the_disk_can_be_made_again(tmp_path, arguments, limit, file):
+    folder = tmp_path / "made"
+    command = [*arguments[:2], folder, *arguments[2:]]
+    done = subprocess.run(
+        [*START, *map(str, command)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if "it/s]" not in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"{folder}{file} can't be written: file too large")
+    good(*command)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "config.json"])
 def test_a_corrupt_checkpoint(tmp_path, tiny_folder, dataset_folder, file):
     run = tmp_path / "run"

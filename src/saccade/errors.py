@@ -105,6 +105,7 @@ def convert_errors(
         raise
     except Exception as error:  # the only broad except of the package
         text = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, OSError) and error.strerror and error.filename and str(error.filename) in message:
-            text = error.strerror.lower()  # `message` names the file already
+        if isinstance(error, OSError) and error.strerror and error.filename:
+            is_named = str(error.filename).removesuffix(".part") in message  # the file, or a draft beside it
+            text = error.strerror.lower() if is_named else text
         raise error_type(f"{message}: {text}", key=key, value=value) from error

@@ -1,7 +1,11 @@
 """A checkpoint's files without loading them: are its weights complete, its checksums, the digest of its contents."""
 
+import contextlib
+import errno
 import json
-from collections.abc import Collection, Mapping
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -21,6 +25,7 @@ METADATA_SUFFIXES = {".json", ".jinja", ".txt"}  # config, tokenizer, template, 
 ADAPTERS_FILE = "adapters.safetensors"  # the trained adapters, which the weights contain
 _RESTORE_HINT = "restore it from a copy"
 _FLOATS = {"BF16", "F16", "F32", "F64"}  # dtypes of trainable weights, as safetensors names them
+_OS_ERROR_PATTERN = re.compile(r"os error (\d+)")  # in a message of safetensors
 _NUM_HASH_THREADS = 8  # hashing releases the GIL
 
 
@@ -30,6 +35,17 @@ class Checksum:
 
     bytes: int
     sha256: str
+
+
+@contextlib.contextmanager
+def convert_write_errors() -> Iterator[None]:
+    """Convert the error of safetensors for a file that it can't write to an OSError, as other writers raise it."""
+    try:
+        yield
+    except SafetensorError as error:
+        match = _OS_ERROR_PATTERN.search(str(error))
+        code = int(match[1]) if match else errno.EIO
+        raise OSError(code, os.strerror(code)) from error
 
 
 def check_weights(folder: Path) -> int:

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from saccade.models import lora
+from saccade.models.checkpoint_files import convert_write_errors
 from saccade.utils.files import require_regular
 
 SHARD_BYTES = 64 * 2**20  # at which a file is closed
@@ -144,7 +145,8 @@ def _write_shard(pending: dict[str, Tensor], path: Path) -> dict[str, int]:
     """Write weights to a file and clear them; return their bytes by name."""
     shard = {name: value.contiguous() for name, value in pending.items()}
     pending.clear()
-    save_file(shard, path, metadata={"format": "pt"})
+    with convert_write_errors():
+        save_file(shard, path, metadata={"format": "pt"})
     return {name: value.nbytes for name, value in shard.items()}
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from saccade.errors import ConfigError, ModelError, convert_errors
-from saccade.models.checkpoint_files import ADAPTERS_FILE
+from saccade.models.checkpoint_files import ADAPTERS_FILE, convert_write_errors
 from saccade.utils.files import require_regular, resolve_path
 from saccade.utils.hashing import derive_seed
 
@@ -69,7 +69,8 @@ def save_adapters(weights: Mapping[str, Tensor], folder: Path, base_folder: Path
     relative = os.path.relpath(base_folder, resolve_path(folder))  # stays valid if a run that contains both is moved
     contiguous = {name: value.contiguous() for name, value in weights.items()}
     metadata = {_BASE_FOLDERS_KEY: json.dumps([str(base_folder), relative])}
-    save_file(contiguous, folder / ADAPTERS_FILE, metadata=metadata)
+    with convert_write_errors():
+        save_file(contiguous, folder / ADAPTERS_FILE, metadata=metadata)
 
 
 def export_adapters(weights: Mapping[str, Tensor], folder: Path, base: str | None = None) -> None:
@@ -89,7 +90,8 @@ def export_adapters(weights: Mapping[str, Tensor], folder: Path, base: str | Non
     }
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     tensors = {f"base_model.model.{name.replace('.default.', '.')}": value for name, value in weights.items()}
-    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "adapter_model.safetensors")
+    with convert_write_errors():
+        save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "adapter_model.safetensors")
 
 
 def read_adapters(folder: Path) -> tuple[dict[str, Tensor], Path]:

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from saccade.errors import ModelError
+from saccade.models.checkpoint_files import convert_write_errors
 from saccade.models.tiny_tokenizer import make_tokenizer
 from saccade.utils.hashing import derive_seed
 
@@ -218,7 +219,8 @@ def _save_checkpoint(
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # Servers need a video processor config, too, although Saccade shows a video as images with timestamps.
-    model.save_pretrained(folder)
+    with convert_write_errors():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for name, key, class_name in (
         ("preprocessor", "image_processor_type", "Qwen2VLImageProcessor"),
