@@ -67,7 +67,6 @@ def view(
         note = export_page(paths, export)
         print_text(out, f"wrote {export} ({export.stat().st_size / 1e6:.1f} MB). {note}")
         return
-    print_text(out, "Ctrl-C stops the viewer.")
     view_runs(
         paths,
         host=host,
@@ -76,7 +75,7 @@ def view(
         ask_model=ask,
         ask_recipe=recipe,
         ask_settings=settings or (),
-        on_ready=lambda address: print_text(out, address),
+        on_ready=lambda address: print_text(out, f"{address}\nCtrl-C stops the viewer."),
     )
 
 

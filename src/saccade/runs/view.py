@@ -12,7 +12,7 @@ from saccade.reporting.viewer.asking import OnEvent, Questions
 from saccade.runs.pipeline import find_default_recipe, is_address
 from saccade.runs.run_lock import TRAINING, is_locked
 from saccade.types import Episode
-from saccade.utils.files import write_text
+from saccade.utils.files import require_writable, write_text
 
 
 def view_runs(
@@ -74,8 +74,9 @@ def build_questions(model: str, *, recipe: str = "", settings: Sequence[str] = (
 def export_page(paths: Sequence[Path], page: Path) -> str:
     """Write one self-contained page of a run; return a sentence about what it holds.
 
-    Raises RunError unless there is exactly one run at or below `paths`.
+    Raises RunError unless there is exactly one run at or below `paths`, and if the page can't be written.
     """
+    require_writable(page)
     from saccade.reporting.viewer.export import export_run
     from saccade.reporting.viewer.library import Library
 

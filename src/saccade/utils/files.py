@@ -16,6 +16,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,16 @@ def write_text(path: Path, text: str) -> Path:
         with write_atomically(path, is_shared=True) as draft:
             draft.write_text(text, encoding="utf-8")
     return path
+
+
+def require_writable(path: Path) -> None:
+    """Raise RunError unless a file can be written there: before work whose result it will hold."""
+    if path.exists() and not path.is_file():  # a folder, or a device
+        raise RunError(f"{path} can't be written: it is not a file; choose another path", key=str(path))
+    with convert_file_errors(path):
+        create_folder(path.parent)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
 
 
 def create_folder(folder: Path) -> None:
