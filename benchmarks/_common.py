@@ -2,6 +2,8 @@
 
 import argparse
 import contextlib
+import gc
+import itertools
 import json
 import platform
 import resource
@@ -9,6 +11,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -18,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
 
 Seconds = tuple[float, float]  # by the clock, of CPU time
 T = TypeVar("T")
@@ -136,6 +140,31 @@ def peak_gib(device: str) -> float:
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def count_stored_bytes() -> int:
+    """Return the bytes of all tensors that exist."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # looking at an object may
+        tensors = [item for item in gc.get_objects() if isinstance(item, torch.Tensor)]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())
+
+
+def measure_peak(step: Callable[[], None], device: str) -> int:
+    """Return the most bytes that torch has allocated at a time during a step."""
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        return torch.cuda.max_memory_allocated(device)
+    stored = count_stored_bytes()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    events: Any = profiler.profiler
+    changes = [event for event in events.kineto_results.events() if event.name() == "[memory]"]
+    changes.sort(key=lambda event: event.start_ns())
+    return stored + max(itertools.accumulate(event.nbytes() for event in changes))
 
 
 def show(title: str, rows: Sequence[Mapping[str, Any]], about: Mapping[str, str], out: Path | None) -> None:

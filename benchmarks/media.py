@@ -45,21 +45,21 @@ RATE, WIDTH, HEIGHT = 25, 1280, 720
 REFERENCES = {"pyramid": "bframes=3:b-pyramid=normal", "flat": "bframes=3:b-pyramid=none", "none": "bframes=0"}
 
 
-def make_clip(path: Path, seconds: int, repeats: int, b_frames: str) -> None:
-    """A scene that moves everywhere, with some noise, as cameras make them."""
-    rng = np.random.default_rng(0)
-    wide = rng.integers(0, 200, ((HEIGHT + 480) // 16, (WIDTH + 720) // 16, 3), dtype=np.uint8)
+def make_clip(path: Path, seconds: int, repeats: int, b_frames: str, size: tuple[int, int] = (WIDTH, HEIGHT)) -> None:
+    """A scene that moves everywhere, with some noise, as cameras make them; `size` is its width and height."""
+    (width, height), rng = size, np.random.default_rng(0)
+    wide = rng.integers(0, 200, ((height + 480) // 16, (width + 720) // 16, 3), dtype=np.uint8)
     wide = wide.repeat(16, axis=0).repeat(16, axis=1)
-    noise = rng.integers(0, 12, (16, HEIGHT, WIDTH, 3), dtype=np.uint8)
+    noise = rng.integers(0, 12, (16, height, width, 3), dtype=np.uint8)
     part = path.with_suffix(".part.mp4")
     with av.open(str(part), "w") as container:
         options = {"preset": "medium", "crf": "23", "x264-params": REFERENCES[b_frames]}
         stream = container.add_stream("libx264", rate=RATE, options=options)
-        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         stream.codec_context.gop_size, stream.codec_context.thread_count = 250, 2
         for index in range(RATE * seconds):
             top, left = index % 400, (index * 3) % 640
-            picture = wide[top : top + HEIGHT, left : left + WIDTH] // 2 + noise[index % 16]
+            picture = wide[top : top + height, left : left + width] // 2 + noise[index % 16]
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")))
         container.mux(stream.encode())
     with av.open(str(part)) as source, av.open(str(path), "w") as target:

@@ -11,21 +11,18 @@ Each case is a process of its own.
 """
 
 import argparse
-import gc
 import itertools
 import json
 import subprocess
 import sys
 import tempfile
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from _common import describe_machine, parser, show
+from _common import describe_machine, measure_peak, parser, show
 from local_engine import NoiseMediaLoader
 from packing import group, loss, packed
-from torch.profiler import ProfilerActivity, profile
 
 from saccade.checks.estimates import TrainingCost, estimate_memory
 from saccade.config.load import load_recipe
@@ -47,31 +44,6 @@ CASES: Mapping[str, tuple[Mapping[str, Any], int, int]] = {
     "LoRA": ({"lora_rank": 8}, 100, 95),
     "LoRA, checkpointing": ({"lora_rank": 8, "activation_checkpointing": True}, 300, 95),
 }
-
-
-def count_stored_bytes() -> int:
-    """Return the bytes of all tensors that exist."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # looking at an object may
-        tensors = [item for item in gc.get_objects() if isinstance(item, torch.Tensor)]
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-    return sum(storages.values())
-
-
-def measure_peak(step: Callable[[], None], device: str) -> int:
-    """Return the most bytes that torch has allocated at a time during a step."""
-    gc.collect()
-    if device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats(device)
-        step()
-        return torch.cuda.max_memory_allocated(device)
-    stored = count_stored_bytes()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-    events: Any = profiler.profiler
-    changes = [event for event in events.kineto_results.events() if event.name() == "[memory]"]
-    changes.sort(key=lambda event: event.start_ns())
-    return stored + max(itertools.accumulate(event.nbytes() for event in changes))
 
 
 def measure_case(name: str, options: argparse.Namespace) -> dict[str, float]:

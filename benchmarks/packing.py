@@ -3,8 +3,8 @@
     python benchmarks/packing.py
 
 A group of 8 episodes of one prompt: frames with their times, a question, and a reply of about 95 tokens each. Forward,
-backward and AdamW of a tiny model. Both sides encode each picture once; a trainer that sends every row's own pictures
-through the vision tower is slower than what is shown here.
+backward and AdamW of a tiny model; the peak is the most that torch allocates at a time. Both sides encode each picture
+once; a trainer that sends every row's own pictures through the vision tower is slower than what is shown here.
 """
 
 import tempfile
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from _common import alternate, build_comparison_row, describe_machine, parser, show
+from _common import alternate, build_comparison_row, describe_machine, measure_peak, parser, show
 from local_engine import NoiseMediaLoader, prompts
 from torch import Tensor
 
@@ -86,11 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         losses = [side().loss for side in sides.values()]
         assert abs(losses[0] - losses[1]) < 1e-2, losses
+        peaks = {name: measure_peak(side, "cpu") for name, side in sides.items()}
         seconds = alternate(sides, chosen.rounds)
         [tree], [whole] = packed(samples, backbone), padded(samples, backbone)
         prefix = int((tree.branch_BT == 0).sum())
         row = build_comparison_row(f"prefix {prefix}, {chosen.group} replies", seconds)
-        rows.append({**row, "tokens packed": tree.ids_BT.size, "tokens padded": whole.ids_BT.size})
+        row |= {"tokens packed": tree.ids_BT.size, "tokens padded": whole.ids_BT.size}
+        rows.append(row | {f"{name} peak MB": peak / 1e6 for name, peak in peaks.items()})
     show("Training step, tiny model", rows, describe_machine(), chosen.out)
 
 

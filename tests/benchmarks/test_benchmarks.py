@@ -66,6 +66,14 @@ def test_one_step_with_adapters_in_bfloat16(run):
 
 
 @pytest.mark.slow
+def test_cost_curves_have_an_exponent_each(run):
+    rows = run("cost_curves", "--rounds", "1", "--scale", "2", "--curves", "group", "turns", "crops", "episodes")
+    assert [row["curve"] for row in rows] == ["group", "turns", "crops", "episodes"]
+    assert rows[0]["sizes"] == "2, 4, 8, 16, 32"
+    assert all(len(row["CPU s"].split()) == len(row["sizes"].split()) for row in rows)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["all weights", "all weights, checkpointing"])
 def test_planned_memory_is_near_what_a_step_allocates(run, name):
     memory = importlib.import_module("memory")
