@@ -108,7 +108,7 @@ def build_comparison_row(
 ) -> dict[str, Any]:
     """One line of a comparison: medians, how many times faster ours (the first) is, and tokens/s where they count.
 
-    The spread of a ratio is its least and greatest value over the rounds. `saccade perf --compare` reads the first
+    The spread of a ratio is its least and greatest value over the rounds. `saccade bench --compare` reads the first
     column that ends with "CPU s".
     """
     row: dict[str, Any] = {"case": name}

@@ -210,7 +210,6 @@ OLD_NAMES = {
     # the command line
     "--bench": "--benchmarks",
     "--bench-data": "--benchmark-data",
-    "saccade bench": "saccade perf",
 }
 OLD_NAME = re.compile(rf"(?<![\w/.])(?:{'|'.join(map(re.escape, OLD_NAMES))})(?!\w)")
 # (file, word or name): why it may stay there.

@@ -16,13 +16,13 @@ from typer.core import TyperGroup
 
 from saccade import __version__
 from saccade.cli.ablate import ablate
+from saccade.cli.bench import bench
 from saccade.cli.cluster import cluster_app
 from saccade.cli.data import data_app
 from saccade.cli.doctor import doctor
 from saccade.cli.evaluate import evaluation_app
 from saccade.cli.export import export
 from saccade.cli.new import new_app
-from saccade.cli.perf import perf
 from saccade.cli.recipes import recipes_app
 from saccade.cli.serve import serve
 from saccade.cli.terminal import (
@@ -75,7 +75,7 @@ COMMAND_PANELS = {
     "Start here": ("demo", "doctor", "recipes"),
     "Train and use a model": ("train", "sft", "rl", "eval", "ask", "view", "runs", "report", "export"),
     "Data, models and plugins": ("data", "model", "new"),
-    "Servers and studies": ("serve", "cluster", "ablate", "perf"),
+    "Servers and studies": ("serve", "cluster", "ablate", "bench"),
 }
 
 
@@ -153,7 +153,7 @@ app.add_typer(recipes_app, name="recipes")
 app.add_typer(model_app, name="model")
 app.add_typer(data_app, name="data")
 app.command("ablate")(ablate)
-app.command("perf")(perf)
+app.command("bench")(bench)
 app.add_typer(evaluation_app, name="eval")
 app.add_typer(new_app, name="new")
 app.add_typer(cluster_app, name="cluster")

@@ -1,4 +1,4 @@
-"""`saccade perf` on a folder with a fake script: the list, the file, and the comparison with an earlier file."""
+"""`saccade bench` on a folder with a fake script: the list, the file, and the comparison with an earlier file."""
 
 import importlib
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands import fail, good, run
 
-from saccade.cli.perf import find_slower_rows
+from saccade.cli.bench import find_slower_rows
 from saccade.errors import ConfigError, DataError, RunError
 
 COMMON = """
@@ -43,18 +43,18 @@ def folder(tmp_path):
 
 
 def measure(call, folder, file, *arguments):
-    return call("perf", "--folder", folder, "--out", file, *arguments)
+    return call("bench", "--folder", folder, "--out", file, *arguments)
 
 
 def test_the_list_has_scripts_with_the_common_options(folder):
-    listing = good("perf", "--folder", folder)
+    listing = good("bench", "--folder", folder)
     assert "Rest for some time." in listing
     assert "helper" not in listing
     assert "_common" not in listing
 
 
 def test_every_script_of_this_checkout_is_listed():
-    names = {line.split()[0] for line in good("perf").splitlines()}
+    names = {line.split()[0] for line in good("bench").splitlines()}
     assert {"grpo_step", "local_engine", "media", "packing"} <= names
     assert "_common" not in names
 
@@ -106,14 +106,14 @@ def test_a_row_is_found_by_its_first_column():
 def test_errors_are_one_sentence(folder, tmp_path):
     new = tmp_path / "new.json"
     options = ("--folder", folder, "--out", new)
-    fail(ConfigError, "perf", *options, "rst", key="NAME", value="rst")
-    fail(ConfigError, "perf", *options, "--compare", new, key="--out", value=new)
-    fail(RunError, "perf", "--folder", tmp_path / "none", key=tmp_path / "none")
+    fail(ConfigError, "bench", *options, "rst", key="NAME", value="rst")
+    fail(ConfigError, "bench", *options, "--compare", new, key="--out", value=new)
+    fail(RunError, "bench", "--folder", tmp_path / "none", key=tmp_path / "none")
     other = tmp_path / "other.json"
     other.write_text("{}")
-    fail(DataError, "perf", *options, "--compare", other, key=other)
+    fail(DataError, "bench", *options, "--compare", other, key=other)
     (folder / "rest.py").write_text("from _common import parser\nraise SystemExit(3)\n")
-    fail(RunError, "perf", *options, "rest", key="rest")
+    fail(RunError, "bench", *options, "rest", key="rest")
     assert not new.exists()
 
 

@@ -1,4 +1,4 @@
-"""`saccade perf`: measure speed beside baselines with the scripts of a checkout's `benchmarks` folder.
+"""`saccade bench`: measure speed beside baselines with the scripts of a checkout's `benchmarks` folder.
 
 Published benchmarks, which measure answers, are in `benchmark.py`.
 """
@@ -30,7 +30,7 @@ CPU_KEY = "CPU s"  # how the columns of CPU seconds end; the first of a row is o
 _HAS_COMMON_OPTIONS = re.compile(r"from _common import (?:\([^)]*|.*)\bparser\b")
 
 
-def perf(
+def bench(
     names: Annotated[
         str | None,
         typer.Argument(
@@ -50,7 +50,7 @@ def perf(
         int | None, typer.Option(min=1, help="Threads of torch; the script's own number by default.")
     ] = None,
     file: Annotated[Path, typer.Option("--out", "-o", help="A JSON file for figures, machine and commit.")] = Path(
-        "runs/perf.json"
+        "runs/bench.json"
     ),
     compare: Annotated[
         Path | None,
@@ -140,7 +140,7 @@ def _find_scripts(folder: Path) -> dict[str, Path]:
     scripts = {path.stem: path for path in paths if _HAS_COMMON_OPTIONS.search(read_text(path))}
     if not scripts:
         raise RunError(
-            f"{folder} has no benchmark scripts; `saccade perf` runs those of a checkout of Saccade's repository, "
+            f"{folder} has no benchmark scripts; `saccade bench` runs those of a checkout of Saccade's repository, "
             "not of an installed package: make one, run scripts/bootstrap there, and use its .venv/bin/saccade",
             key=str(folder),
         )
@@ -168,7 +168,7 @@ def _run_script(script: Path, arguments: list[str]) -> dict[str, Any]:
 
 def _read_figures(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the CPU and the figures by script of an earlier file. Raises DataError for any other file."""
-    hint = "give a file that `saccade perf` wrote"
+    hint = "give a file that `saccade bench` wrote"
     content = read_json(path, dict[str, Any], hint=hint)
     if not {"cpu", "benchmarks"} <= content.keys():
         raise DataError(f"{path} holds no benchmarks; {hint}", key=str(path))
