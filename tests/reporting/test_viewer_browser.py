@@ -226,6 +226,15 @@ def test_filters_keys_and_deep_links(browser):
     browser.wait_until(lambda: "at=1" in browser.run("return location.hash"))
 
 
+@pytest.mark.parametrize("page", ["episodes", "step", "benchmarks", "compare"])
+def test_a_link_to_what_is_gone_says_so(browser, page):
+    gone = "first=gone:%20before" if page == "compare" else "run=gone"
+    browser.open(f"{page}?{gone}&text=<b>")
+    assert "there is no " in browser.wait_for("[role=alert]").text
+    assert "gone" in browser.find_all("[role=alert]")[0].text
+    assert not browser.find_all("tbody tr")
+
+
 def test_a_window_seeks_the_video_and_frames_enlarge(browser):
     browser.open("episode?run=a&ref=rl/2/0/1")
     browser.wait_until(lambda: browser.run("return document.querySelector('video').readyState >= 1"))

@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import httpx
 import pytest
+from commands import fail
 from error_cases import raises
 from page_cases import NASTY, decode
 from viewer_cases import make_run
 
-from saccade.errors import RunError
+from saccade.errors import ConfigError, ModelError, RunError
 from saccade.reporting.viewer.library import Library
 from saccade.reporting.viewer.plain_json import dump_json
 from saccade.reporting.viewer.server import Viewer, ViewerServer
@@ -161,3 +163,19 @@ def test_an_occupied_port_is_an_error_of_one_sentence(library):
     with raises(RunError, key="port", value=port):
         ViewerServer(library, port=port)
     first.close()
+
+
+@pytest.mark.parametrize("name", ["folder", "/dev/full", "file/page.html"])
+def test_an_export_that_cannot_be_written_fails_before_the_work(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    page = tmp_path / name
+    fail(RunError, "view", tmp_path, "--export", page, key=str(page))
+    assert (tmp_path / "folder").is_dir()
+    assert Path("/dev/full").is_char_device()
+
+
+def test_what_cannot_be_asked_is_refused_before_the_viewer_starts(tmp_path):
+    fail(ModelError, "view", tmp_path, "--ask", tmp_path, key=str(tmp_path))
+    fail(ConfigError, "view", tmp_path, "--ask", tmp_path, "--set", "rl.optm.lr=1", key="rl.optm.lr")
+    fail(RunError, "view", tmp_path, "--set", "seed=1", key="ask")

@@ -61,7 +61,11 @@ export async function comparePage({ root, params, go, replace, exported }) {
   if (sides.length < 2) { put(root, h("p", { class: "note" }, "A comparison needs two evaluations or validations.")); return {}; }
   const own = params.get("run");
   const mine = sides.filter((side) => !own || side.run === own);
-  const find = (text, other) => sides.find((side) => side.label === text) ?? other;
+  const find = (text, other) => {
+    const side = text ? sides.find((item) => item.label === text) : other;
+    if (!side) throw new Error(`there is no evaluation or validation ${text}; choose two on the page Compare`);
+    return side;
+  };
   const first = find(params.get("first"), mine[0] ?? sides[0]);
   // By default the last one of the first one's kind, such as greedy.
   const isLike = (side) => side !== first && side.stage.split("_").pop() === first.stage.split("_").pop();

@@ -23,7 +23,8 @@ export function readFilters(params) {
 export async function chooseRun(params) {
   const runs = await get("runs");
   const name = params.get("run");
-  return { runs, name: runs.some((run) => run.name === name) ? name : runs.find((run) => run.episodes)?.name ?? runs[0]?.name };
+  if (name && !runs.some((run) => run.name === name)) throw new Error(`there is no run ${name}; choose one on the page Runs`);
+  return { runs, name: name || (runs.find((run) => run.episodes)?.name ?? runs[0]?.name) };
 }
 
 export function runPicker(runs, name, onchange) {
