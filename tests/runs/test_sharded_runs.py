@@ -82,22 +82,28 @@ def test_rl_after_sft_samples_from_the_sharded_weights(folder):
     assert find_newest_checkpoint(folder / "rl" / "rl").step == 2
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the rank in /proc")
-def test_a_killed_rank_ends_the_job_with_one_sentence(folder):
-    program = [sys.executable, "-m", "saccade"]
-    model = ("--model", folder / "model", "--data", folder / "data", "--out", folder / "sft", "--nproc", 2)
+@pytest.mark.parametrize(
+    ("rank", "num_processes"),
+    [(1, 2), pytest.param(0, 4, marks=pytest.mark.soak), pytest.param(2, 4, marks=pytest.mark.soak)],
+)
+def test_a_killed_rank_ends_the_job_with_one_sentence(folder, rank, num_processes):
+    program, run = [sys.executable, "-m", "saccade"], folder / f"killed-{rank}"
+    model = ("--model", folder / "model", "--data", folder / "data", "--out", run, "--nproc", num_processes)
     process = start(program, folder, "sft", "tiny/para_grpo", *model, "sft.steps=5000", "sft.save_every=2")
-    saved = folder / "sft" / "sft"
+    saved = run / "sft"
     block_until(lambda: find_newest_checkpoint(saved) is not None or process.poll() is not None)
-    os.kill(find_rank(process.pid, 1), signal.SIGKILL)
-    stderr = finish(process, returncode=1)
-    last_line = stderr.strip().splitlines()[-1]
-    assert "Traceback" not in stderr
-    assert "rank" in last_line
-    assert "--resume" in last_line
+    os.kill(find_rank(process.pid, rank), signal.SIGKILL)
+    lines = finish(process, returncode=1).strip().splitlines()
+    # On a busy machine torchrun may stop rank 0 before it has noticed the loss.
+    assert len([line for line in lines if not line.startswith("Stopping:")]) == 1, lines
+    line = lines[-1]
+    assert "rank" in line
+    assert "--resume" in line
+    assert ".cc" not in line  # a source file of gloo
     newest = find_newest_checkpoint(saved)
-    assert read_steps(folder / "sft", "sft")[: newest.step] == list(range(1, newest.step + 1))
+    assert read_steps(run, "sft")[: newest.step] == list(range(1, newest.step + 1))
     arguments = ("sft", "tiny/para_grpo", *model[:-2], "sft.steps=5000", "sft.save_every=2", *SMALL, "--resume")
     assert "--nproc" in fail(RunError, *arguments, key=newest.folder)
 

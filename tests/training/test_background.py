@@ -11,7 +11,7 @@ import time
 import pytest
 from signal_handlers import handle_signal
 
-from saccade.training.background import Abandoned, Cancelled, defer_interrupt, run_in_thread
+from saccade.training.background import Abandoned, Cancelled, RankLostError, defer_interrupt, run_in_thread
 from saccade.utils.async_utils import run_in_daemon_thread
 
 
@@ -24,8 +24,8 @@ def test_run_in_thread_raises_the_exception():
         asyncio.run(run_in_thread(lambda check: 1 / 0, "the update"))
 
 
-def cancel_while_running(function):
-    """Cancel a task that awaits the function in a thread, once it runs, and wait until the task ends."""
+def cancel_while_running(function, error=asyncio.CancelledError):
+    """Cancel a task that awaits the function in a thread, once it runs, and wait until the task raises an error."""
     has_started = threading.Event()
 
     def run(check_cancelled):
@@ -37,10 +37,25 @@ def cancel_while_running(function):
         while not has_started.is_set():
             await asyncio.sleep(0.001)
         task.cancel()
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(error):
             await task
 
     asyncio.run(cancel())
+
+
+def test_a_rank_lost_while_a_run_is_cancelled_ends_it_with_the_reason(caplog):
+    """Its training can't save a checkpoint, so it isn't one more line in the log."""
+
+    def update(check_cancelled):
+        try:
+            while True:
+                time.sleep(0.01)
+                check_cancelled()
+        except Cancelled:
+            raise RankLostError("rank 1 failed") from None
+
+    cancel_while_running(update, RankLostError)
+    assert [record.args for record in caplog.records] == [("the update",)]
 
 
 def test_a_cancelled_run_waits_for_the_next_micro_batch(caplog):

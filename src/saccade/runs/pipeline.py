@@ -63,9 +63,11 @@ from saccade.utils.jsonl import relativize_path
 
 if TYPE_CHECKING:
     from saccade.checks.machine import CheckResult
+    from saccade.training.distributed.controller import Controller
     from saccade.training.step_trace import StepTrace
 
 _logger = logging.getLogger("saccade")
+_LOST_RANK_SECONDS = 2.0  # in which rank 0 notices that another rank is lost
 T = TypeVar("T")
 OnStep = Callable[[int, Mapping[str, float]], None]
 CHAT_ENGINE = "chat_completions"  # the engine used for a model that is given as a URL
@@ -307,7 +309,7 @@ def run_and_close(components: RolloutComponents, coroutine: Coroutine[None, None
     SIGTERM, which schedulers send before they kill a job, stops it like Ctrl-C: it is cancelled; when it has ended,
     KeyboardInterrupt is raised, or RunError on rank 0 of several processes.
     """
-    from saccade.training.distributed.launch import raise_stopped
+    from saccade.training.distributed.launch import get_controller, raise_stopped
 
     has_received_sigterm = False
     previous = signal.getsignal(signal.SIGTERM)
@@ -322,6 +324,13 @@ def run_and_close(components: RolloutComponents, coroutine: Coroutine[None, None
             # the checkpoint that is being written.
             if not has_received_sigterm:
                 has_received_sigterm = True
+                if controller := get_controller():  # torchrun also sends it because a rank is lost
+                    asyncio.get_running_loop().call_later(_LOST_RANK_SECONDS, cancel_unless_lost, controller)
+                else:
+                    task.cancel()
+
+        def cancel_unless_lost(controller: "Controller") -> None:
+            if not controller.has_lost_rank:  # else the run ends with the reason
                 task.cancel()
 
         hide_interrupted_tasks()

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TypeVar
 
+from saccade.errors import RunError
 from saccade.utils.async_utils import run_in_daemon_thread
 
 T = TypeVar("T")
@@ -29,6 +30,10 @@ _logger = logging.getLogger("saccade")
 
 class Cancelled(Exception):
     """The run is being stopped; the function has changed nothing."""
+
+
+class RankLostError(RunError):
+    """A rank of a sharded training failed or was killed: its part of the weights is lost, so nothing can be saved."""
 
 
 class Abandoned(asyncio.CancelledError):
@@ -70,6 +75,8 @@ async def wait_for_thread(
             future.add_done_callback(lambda done: done.cancelled() or done.exception())  # or asyncio logs it
             raise Abandoned from None
         if (error := future.exception()) is not None:
+            if isinstance(error, RankLostError):
+                raise error from None  # it ends the run, whether or not it is being stopped
             if not isinstance(error, Cancelled):
                 _logger.warning("Stopping: %s failed: %s", description, error)
             raise

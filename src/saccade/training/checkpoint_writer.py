@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from saccade.config.schema import CheckpointConfig
 from saccade.errors import SaccadeError
 from saccade.training import checkpoint
-from saccade.training.background import Abandoned, run_in_thread, wait_for_thread
+from saccade.training.background import Abandoned, RankLostError, run_in_thread, wait_for_thread
 from saccade.utils.async_utils import run_in_daemon_thread
 
 if TYPE_CHECKING:
@@ -122,6 +122,8 @@ class CheckpointWriter:
         """Wait for the write in progress, whose error is logged: another one stops the training."""
         try:
             await self.finish()
+        except RankLostError:
+            pass  # which stops the training, too
         except SaccadeError as error:
             _logger.warning("%s", error)
 
@@ -138,7 +140,7 @@ async def save_on_stop(
     """
     try:
         yield
-    except Abandoned:
+    except (Abandoned, RankLostError):
         raise
     except (SaccadeError, asyncio.CancelledError) as cause:
         try:

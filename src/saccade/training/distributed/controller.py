@@ -12,6 +12,7 @@ killed closes its connections too; one that hangs ends the operation after the t
 
 import contextlib
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,11 +23,14 @@ from torch import distributed
 from torch.distributed.distributed_c10d import Store
 
 from saccade.errors import RunError, SaccadeError, convert_errors
+from saccade.training.background import RankLostError
 
 _COMMAND_TIMEOUT = timedelta(days=7)  # of the ranks that wait for a command while rank 0 collects rollouts
 _FAILURE_KEY, _RECEIVED_KEY = "saccade/failure", "saccade/failure_received"
 _RANK_ZERO_FAILURE_KEY = "saccade/rank_zero_failure"
+_RANK_ZERO_LOST_KEY = "saccade/rank_zero_lost"  # a counter: the first rank that has lost rank 0 reports it
 _FAILURE_SECONDS = 5.0  # in which a failing rank's reason arrives
+_RECEIPT_SECONDS = 10.0  # in which rank 0 receives it, unless it is lost
 _STOP = "stop"
 Command = tuple[str, tuple[Any, ...], int]  # the method's name, its arguments, the number of micro-steps
 
@@ -74,7 +78,8 @@ class Controller:
     def __init__(self, worker: Any, group: Any, store: Store) -> None:
         self._worker, self._group, self._store = worker, group, store
         self._lock = threading.Lock()
-        self._is_broken = False
+        self._is_broken, self._lost_reason = False, "a rank of this training was lost; resume it with --resume"
+        self.has_lost_rank = False  # a call raises RankLostError soon, or has raised it
 
     def prepare(self, method: str, *args: Any) -> None:
         """Run a worker's method on rank 0 alone, before a call; an error in it leaves the other ranks ready."""
@@ -87,11 +92,11 @@ class Controller:
         """Run a worker's method on every rank; return rank 0's result.
 
         With `num_micro_steps` the method's first argument is an iterable of micro-steps, from `micro_steps`, which
-        yields one item per rank. Raises RunError if a rank fails or is lost; no call is possible then.
+        yields one item per rank. Raises RankLostError if a rank fails or is lost; no call is possible then.
         """
         with self._lock:
             if self._is_broken:
-                raise RunError("a rank of this training was lost; resume it with --resume")
+                raise RankLostError(self._lost_reason)
             own = MicroSteps(num_micro_steps, micro_steps) if num_micro_steps else None
             self._is_broken = True
             try:
@@ -102,6 +107,7 @@ class Controller:
             except RuntimeError as error:
                 if own is not None and own.is_aborted:
                     raise
+                self.has_lost_rank = True
                 raise self.explain(error) from error
             except SaccadeError:
                 if own is None or not own.is_aborted:
@@ -122,22 +128,31 @@ class Controller:
     def _send(self, command: Command) -> None:
         distributed.broadcast_object_list([command], src=0, group=self._group)
 
-    def explain(self, error: RuntimeError) -> RunError:
-        """Return the failure of another rank that ended a collective operation, or else this rank's error."""
+    def explain(self, error: RuntimeError) -> RankLostError:
+        """Return the failure of another rank that ended a collective operation, or else this rank's error.
+
+        Later calls raise the same.
+        """
+        explained = self._find_failure(error)
+        self._lost_reason = str(explained)
+        with contextlib.suppress(RuntimeError):
+            self._store.set(_RECEIVED_KEY, "")  # the others needn't report it
+        return explained
+
+    def _find_failure(self, error: RuntimeError) -> RankLostError:
         with contextlib.suppress(RuntimeError):
             if _has_key(self._store, _FAILURE_KEY):
                 reason, key, value = json.loads(self._store.get(_FAILURE_KEY))
-                self._store.set(_RECEIVED_KEY, "")
-                return RunError(f"{reason}; resume the training with --resume", key=key, value=value)
-        return RunError(
+                return RankLostError(f"{reason}; resume the training with --resume", key=key, value=value)
+        return RankLostError(
             f"rank 0 or its connection to another rank failed: {_shorten(error)}; resume the training with --resume"
         )
 
 
 def serve_commands(worker: Any, group: Any, store: Store) -> None:
-    """Run the methods that rank 0 sends until it stops. Raises RunError if rank 0 is lost.
+    """Run the methods that rank 0 sends until it stops. Raises RunError on the first rank that has lost rank 0.
 
-    Raises SystemExit after an error that rank 0 reports.
+    Raises SystemExit after an error that another rank reports.
     """
     rank = distributed.get_rank()
     while True:
@@ -145,7 +160,7 @@ def serve_commands(worker: Any, group: Any, store: Store) -> None:
         try:
             distributed.broadcast_object_list(received, src=0, group=group)
         except RuntimeError as error:
-            raise RunError(f"rank {rank} has lost rank 0: {_shorten(error)}") from error
+            raise _report_lost_rank_zero(store, f"rank {rank} has lost rank 0: {_shorten(error)}") from error
         method, args, num_micro_steps = received[0]
         if method == _STOP:
             return
@@ -157,26 +172,54 @@ def serve_commands(worker: Any, group: Any, store: Store) -> None:
         except SaccadeError as error:
             if store.check([_RANK_ZERO_FAILURE_KEY]):  # rank 0 reports it
                 raise SystemExit(1) from None
+            is_disconnected = _is_connection_error(error.__cause__)
+            message = (
+                f"rank {rank} has lost another rank: {_shorten(error.__cause__)}" if is_disconnected else str(error)
+            )
             with contextlib.suppress(RuntimeError):
                 value = error.value if isinstance(error.value, int) else None
-                store.set(_FAILURE_KEY, json.dumps([str(error), error.key, value]))
+                # The reason of a failed rank precedes those of the ranks that have lost it.
+                store.compare_set(_FAILURE_KEY, "", json.dumps([message, error.key, value]))
                 distributed.destroy_process_group()  # closes the connections, which ends the others' operations
-                if _has_key(store, _RECEIVED_KEY) or not isinstance(error.__cause__, RuntimeError):
+                if _has_key(store, _RECEIVED_KEY, _RECEIPT_SECONDS) or not isinstance(error.__cause__, RuntimeError):
                     raise SystemExit(1) from None
-            raise  # rank 0 may be lost
+            raise _report_lost_rank_zero(store, message) from error  # rank 0 may be lost
 
 
-def _has_key(store: Store, key: str) -> bool:
-    """Return whether the store holds a key, or receives it within `_FAILURE_SECONDS`."""
-    deadline = time.monotonic() + _FAILURE_SECONDS
+def _report_lost_rank_zero(store: Store, message: str) -> RunError:
+    """Return the error of the first rank that has lost rank 0; raise SystemExit on the others."""
+    with contextlib.suppress(RuntimeError):  # without the store each rank reports it
+        if store.add(_RANK_ZERO_LOST_KEY, 1) > 1:
+            raise SystemExit(1)
+    return RunError(f"{message}; resume the training with --resume")
+
+
+def _has_key(store: Store, key: str, seconds: float = _FAILURE_SECONDS) -> bool:
+    """Return whether the store holds a key, or receives it within so many seconds."""
+    deadline = time.monotonic() + seconds
     while not (is_set := store.check([key])) and time.monotonic() < deadline:
         time.sleep(0.05)
     return is_set
 
 
-def _shorten(error: RuntimeError) -> str:
-    """Return the first line of an error."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+_GLOO_ERROR = re.compile(r"\[\S+\.cc:\d+\] (.*?)(\. |$)")
+
+
+def _is_connection_error(error: BaseException | None) -> bool:
+    """Return whether a collective operation failed because another rank did."""
+    return isinstance(error, distributed.DistError) or bool(_GLOO_ERROR.match(str(error)))
+
+
+def _shorten(error: BaseException | None) -> str:
+    """Return the first line of an error; of one of gloo, without its source file and its advice.
+
+    >>> _shorten(RuntimeError("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:2. This is typically"))
+    'Connection closed by peer [::1]:2'
+    """
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if gloo := _GLOO_ERROR.match(line):
+        line = gloo[1]
+    return line[:300]
 
 
 def create_control_group(timeout: timedelta) -> Any:
