@@ -45,9 +45,9 @@ from saccade.runs.run_folder import Run
 from saccade.testing import build_example_episodes
 from saccade.training.episode_log import read_rollouts
 from saccade.types import Media, Task
-from saccade.utils.files import read_bytes, read_text, require_regular_files
+from saccade.utils.files import read_bytes, read_text, require_regular_files, write_text
 from saccade.utils.http_client import RequestFailed
-from saccade.utils.jsonl import read_json
+from saccade.utils.jsonl import read_json, write_jsonl
 from saccade.utils.openai_client import OpenAIClient
 
 pytestmark = pytest.mark.slow
@@ -522,6 +522,15 @@ def test_a_named_pipe_without_a_writer_is_refused_at_once(tmp_path, name, read):
     os.mkfifo(path)
     with pytest.raises(SaccadeError):
         read(path)
+
+
+@pytest.mark.parametrize("write", [lambda path: write_text(path, "a"), lambda path: write_jsonl(path, [{}])])
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path, write):
+    """As root, a file would also replace a device such as /dev/full."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises((RunError, OSError), match="it is a named pipe"):
+        write(tmp_path / "pipe")
+    assert [(path.name, path.is_fifo()) for path in tmp_path.iterdir()] == [("pipe", True)]
 
 
 def test_what_is_no_file_is_named(tmp_path):

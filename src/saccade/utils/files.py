@@ -134,8 +134,10 @@ def write_atomically(target: Path, *, is_durable: bool = True, is_shared: bool =
     """Yield a temporary path that is renamed to `target` on success and deleted on failure.
 
     `is_durable=False` saves the two fsyncs for a file that can be written again, such as one of an archive;
-    `is_shared` is for a file that other threads or processes may write at the same time.
+    `is_shared` is for a file that other threads or processes may write at the same time. Raises OSError, too, if the
+    target is a pipe, a socket or a device, which the rename would replace.
     """
+    require_regular(target)
     # Next to the target: a rename is atomic only within one file system.
     name = f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.draft" if is_shared else f"{target.name}.part"
     partial = target.with_name(name)
