@@ -63,11 +63,9 @@ from saccade.utils.jsonl import relativize_path
 
 if TYPE_CHECKING:
     from saccade.checks.machine import CheckResult
-    from saccade.training.distributed.controller import Controller
     from saccade.training.step_trace import StepTrace
 
 _logger = logging.getLogger("saccade")
-_LOST_RANK_SECONDS = 2.0  # in which rank 0 notices that another rank is lost
 T = TypeVar("T")
 OnStep = Callable[[int, Mapping[str, float]], None]
 CHAT_ENGINE = "chat_completions"  # the engine used for a model that is given as a URL
@@ -321,16 +319,11 @@ def run_and_close(components: RolloutComponents, coroutine: Coroutine[None, None
         def stop() -> None:
             nonlocal has_received_sigterm
             # A second one changes nothing: torchrun repeats that of the scheduler, and a second cancellation would drop
-            # the checkpoint that is being written.
-            if not has_received_sigterm:
+            # the checkpoint that is being written. Nor does that which torchrun sends because a rank is lost, once the
+            # run ends with the reason.
+            controller = get_controller()
+            if not has_received_sigterm and not (controller and controller.has_lost_rank):
                 has_received_sigterm = True
-                if controller := get_controller():  # torchrun also sends it because a rank is lost
-                    asyncio.get_running_loop().call_later(_LOST_RANK_SECONDS, cancel_unless_lost, controller)
-                else:
-                    task.cancel()
-
-        def cancel_unless_lost(controller: "Controller") -> None:
-            if not controller.has_lost_rank:  # else the run ends with the reason
                 task.cancel()
 
         hide_interrupted_tasks()
