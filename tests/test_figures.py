@@ -5,7 +5,7 @@ docs/results/figures.json lists, for each section, its figures in order, each wi
     ["0.23 {-0.00, 0.46}", "TABLE | CONDITION | VARIANT | after"]       of docs/experiments/NAME/results.json
     ["+0.06 {-0.02, +0.15}", "TABLE | CONDITION | VARIANT − OTHER | after"]   a difference, paired by seed
     ["0.66", "other_runs/0/values/0"]                                   of docs/results/demo.json
-    ["+0.69 [+0.59, +0.77]", "deciding/3/difference"]                   of docs/results/deciding.json
+    ["+0.69 [+0.59, +0.77]", "deciding/cue 0/difference"]                   of docs/results/deciding.json
     ["0.04", "rows/after RL, greedy/1/0 − rows/after SFT, greedy/1/0"]  a difference
     ["0.41", "published: …"], ["38", "setting: …"], ["0.78", "not kept: …"]     of no run, or of one without a file
 """
@@ -91,7 +91,8 @@ def look_up_demo(source, figure):
         return after - before
     value, path = load_demo(), source
     if source.startswith("deciding/"):
-        value = json.loads((ROOT / "docs" / "results" / "deciding.json").read_text())
+        entries = json.loads((ROOT / "docs" / "results" / "deciding.json").read_text())
+        value = {f"{entry['task']} {entry['seed']}": entry for entry in entries}
         path = source.removeprefix("deciding/")
     for part in path.split("/"):
         value = value[int(part)] if isinstance(value, list) else value[part]

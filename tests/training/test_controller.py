@@ -59,7 +59,7 @@ def test_one_rank_reports_that_rank_0_is_lost(monkeypatch, store):
 def test_the_reason_is_that_of_the_first_rank_that_failed(monkeypatch, store):
     with pytest.raises(SystemExit):
         serve(monkeypatch, store, 3, ValueError("a loss that fails"))
-    with pytest.raises(RunError, match="rank 1 has lost another rank"):  # rank 0 hasn't received it
+    with pytest.raises(SystemExit):  # its end lets rank 0's operation fail
         serve(monkeypatch, store, 1, RuntimeError(GLOO))
     assert "a loss that fails" in json.loads(store.get("saccade/failure"))[0]
 
@@ -75,6 +75,13 @@ def test_the_reason_is_that_of_the_first_rank_that_failed(monkeypatch, store):
     assert own.has_lost_rank
     with pytest.raises(SystemExit):  # rank 0 reports it
         serve(monkeypatch, store, 2, RuntimeError(GLOO))
+
+
+def test_the_first_rank_that_has_lost_another_reports_it_if_rank_0_does_not(monkeypatch, store):
+    with pytest.raises(RunError, match="rank 1 has lost another rank"):
+        serve(monkeypatch, store, 1, RuntimeError(GLOO))
+    with pytest.raises(SystemExit):
+        serve(monkeypatch, store, 3, RuntimeError(GLOO))
 
 
 def test_no_other_rank_reports_what_rank_0_has_reported(monkeypatch, store):

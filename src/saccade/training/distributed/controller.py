@@ -179,8 +179,12 @@ def serve_commands(worker: Any, group: Any, store: Store) -> None:
             with contextlib.suppress(RuntimeError):
                 value = error.value if isinstance(error.value, int) else None
                 # The reason of a failed rank precedes those of the ranks that have lost it.
-                store.compare_set(_FAILURE_KEY, "", json.dumps([message, error.key, value]))
-                distributed.destroy_process_group()  # closes the connections, which ends the others' operations
+                reason = json.dumps([message, error.key, value])
+                is_first = store.compare_set(_FAILURE_KEY, "", reason).decode() == reason
+                distributed.destroy_process_group()
+                # A process's end closes its connections, which ends the others' operations, those of rank 0 at last.
+                if not is_first:
+                    raise SystemExit(1) from None
                 if _has_key(store, _RECEIVED_KEY, _RECEIPT_SECONDS) or not isinstance(error.__cause__, RuntimeError):
                     raise SystemExit(1) from None
             raise _report_lost_rank_zero(store, message) from error  # rank 0 may be lost
