@@ -84,6 +84,14 @@ def test_the_first_rank_that_has_lost_another_reports_it_if_rank_0_does_not(monk
         serve(monkeypatch, store, 3, RuntimeError(GLOO))
 
 
+def test_a_signal_that_precedes_the_end_of_a_connection_does_not_hide_the_reason(monkeypatch, store):
+    with pytest.raises(SystemExit):
+        serve(monkeypatch, store, 1, ValueError("a loss that fails"))
+    monkeypatch.setattr(distributed, "broadcast_object_list", lambda *args, **kwargs: None)
+    with pytest.raises(RankLostError, match="rank 1 failed: a loss that fails"):
+        Controller(Failing(RunError("the job was stopped (SIGTERM)")), None, store).call("update_weights")
+
+
 def test_no_other_rank_reports_what_rank_0_has_reported(monkeypatch, store):
     error = Controller(None, None, store).explain(RuntimeError(GLOO))
     assert "rank 0 or its connection to another rank failed: Connection closed by peer" in str(error)

@@ -109,9 +109,13 @@ class Controller:
                     raise
                 self.has_lost_rank = True
                 raise self.explain(error) from error
-            except SaccadeError:
+            except SaccadeError as error:
                 if own is None or not own.is_aborted:
                     with contextlib.suppress(RuntimeError):
+                        # torchrun's signal may come before the failed rank's connections end.
+                        if self._store.check([_FAILURE_KEY]):
+                            self.has_lost_rank = True
+                            raise self.explain(RuntimeError(str(error))) from error
                         self._store.set(_RANK_ZERO_FAILURE_KEY, "")
                 raise
             finally:
