@@ -235,6 +235,13 @@ def test_a_link_to_what_is_gone_says_so(browser, page):
     assert not browser.find_all("tbody tr")
 
 
+@pytest.mark.parametrize("gone", ["stage=gone", "stage=rl&step=9999"])
+def test_a_link_to_a_step_that_is_gone_says_so(browser, gone):
+    browser.open(f"step?run=a&{gone}")
+    assert "a has no episodes of " in browser.wait_for("[role=alert]").text
+    assert gone.rpartition("=")[2] in browser.find_all("[role=alert]")[0].text
+
+
 def test_a_window_seeks_the_video_and_frames_enlarge(browser):
     browser.open("episode?run=a&ref=rl/2/0/1")
     browser.wait_until(lambda: browser.run("return document.querySelector('video').readyState >= 1"))

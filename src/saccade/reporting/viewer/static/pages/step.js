@@ -41,7 +41,8 @@ export async function stepPage({ root, params, go, isCurrent }) {
   const stage = params.get("stage") ?? last.stage;
   const own = steps.filter((step) => step.stage === stage);
   const wanted = Number(params.get("step") ?? own[own.length - 1]?.step);
-  const at = Math.max(0, own.findIndex((step) => step.step === wanted));
+  const at = own.findIndex((step) => step.step === wanted);
+  if (at < 0) throw new Error(`${name} has no episodes of ${own.length ? `step ${params.get("step")}` : `the stage ${stage}`}`);
   const step = own[at];
   const open = (values) => go("step", { run: name, stage, ...values });
   const stages = [...new Set(steps.map((item) => item.stage))];
