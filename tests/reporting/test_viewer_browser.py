@@ -271,7 +271,12 @@ def test_tokens_and_reasons_of_an_episode(browser):
             mode,
         )
         assert browser.find_all(".token.warm, .token.cool"), mode
-    browser.run("document.querySelector('.token').focus()")
+    browser.run("document.querySelector('.tokens select').focus()")
+    browser.driver.switch_to.active_element.send_keys(Keys.TAB)
+    first = browser.run("return [...document.querySelectorAll('.token')].indexOf(document.activeElement)")
+    browser.driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    second = browser.run("return [...document.querySelectorAll('.token')].indexOf(document.activeElement)")
+    assert (first, second) == (0, 1)
     status = browser.wait_for(".token-status").text
     for name in ("logprob", "entropy", "engine–trainer logprob difference", "advantage", "weight version 3"):
         assert name in status

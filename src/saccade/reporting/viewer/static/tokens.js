@@ -33,7 +33,7 @@ function describe(token, segment) {
 }
 
 export function tokenPanel(view) {
-  const box = h("div"), status = h("p", { class: "note token-status", role: "status" }, "Point at a token, or move to it with Tab.");
+  const box = h("div"), status = h("p", { class: "note token-status", role: "status" }, "Point at a token, or move to the first with Tab and on with the arrow keys.");
   const state = { mode: "origin", data: null };
   const details = h("details", { class: "card tokens" }, h("summary", null, "Tokens: logprobs, entropies, advantages, weight versions, engine–trainer gaps"), box);
 
@@ -51,7 +51,7 @@ export function tokenPanel(view) {
         h("div", { class: "stream" }, segment.pieces.map((token) => {
           if (token.logprob === null || ++count > MAX_SPANS) return h("span", null, token.text);
           const color = tint(token, state.mode);
-          const span = h("span", { class: `token ${color ? color[0] : ""}`, tabindex: "-1", style: color ? { "--tint": color[1].toFixed(2) } : {} }, token.text);
+          const span = h("span", { class: `token ${color ? color[0] : ""}`, tabindex: count === 1 ? "0" : "-1", style: color ? { "--tint": color[1].toFixed(2) } : {} }, token.text);
           span.token = [token, segment];
           return span;
         })))))));
@@ -60,6 +60,13 @@ export function tokenPanel(view) {
   const report = (event) => { if (event.target.token) status.textContent = `“${event.target.textContent}”: ${describe(...event.target.token)}`; };
   box.addEventListener("pointerover", report);
   box.addEventListener("focusin", report);
+  box.addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by || !event.target.token) return;
+    const tokens = [...box.querySelectorAll(".token")];
+    tokens[tokens.indexOf(event.target) + by]?.focus();
+    event.preventDefault();
+  });
 
   async function load() {
     fill(box, h("p", { class: "note", role: "status" }, "Loading …"));
