@@ -10,6 +10,7 @@ tiny, so that attention, whose cost grows with the square of a conversation's le
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from stragglers import load_components, step
 
 from saccade.config.schema import ModelConfig, OptimizerConfig, SyntheticConfig
 from saccade.data.synthetic import generate_dataset
+from saccade.ledger import Ledger
 from saccade.media.frame_sampling import sample_uniform_times
 from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
@@ -56,18 +58,21 @@ def build_turns(backbone: Backbone, turns: int) -> list[TrainingSample]:
     for _ in range(turns):
         reply, result = rng.integers(0, 250, (2, 30)).tolist()
         ledger = ledger.append_completion(reply, logprobs=[-5.0] * len(reply), version=0).observe(result)
-    return [TrainingSample(ledger=ledger, advantages=tuple(float(sampled) for sampled in ledger.loss_mask()))]
+    return [build_sample(ledger)]
 
 
 def build_crops(backbone: Backbone, crops: int) -> list[TrainingSample]:
     """Return the conversations of `crops` sub-agents, with different frames and replies of 20 tokens."""
     rng = np.random.default_rng(crops)
-    samples = []
-    for prompt in prompts(backbone, crops, 8):
-        ledger = prompt.append_completion(rng.integers(0, 250, 20).tolist(), logprobs=[-5.0] * 20, version=0)
-        advantages = tuple(float(sampled) for sampled in ledger.loss_mask())
-        samples.append(TrainingSample(ledger=ledger, advantages=advantages))
-    return samples
+    return [
+        build_sample(prompt.append_completion(rng.integers(0, 250, 20).tolist(), logprobs=[-5.0] * 20, version=0))
+        for prompt in prompts(backbone, crops, 8)
+    ]
+
+
+def build_sample(ledger: Ledger) -> TrainingSample:
+    """Return a sample whose sampled tokens all have the advantage 1."""
+    return TrainingSample(ledger=ledger, advantages=tuple(float(sampled) for sampled in ledger.loss_mask()))
 
 
 def build_functions(folder: Path, threads: int, scale: int) -> dict[str, Callable[[int], Callable[[], Any]]]:
@@ -121,10 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             unit, largest, reason = CURVES[curve]
             sizes = [size // chosen.scale for size in largest]
             sides = {str(size): functions[curve](size) for size in sizes}
-            medians = [
-                sorted(cpu for _, cpu in values)[len(values) // 2]
-                for values in alternate(sides, chosen.rounds).values()
-            ]
+            medians = [median(cpu for _, cpu in values) for values in alternate(sides, chosen.rounds).values()]
             half = len(sizes) // 2
             rows.append(
                 {

@@ -518,19 +518,17 @@ def estimate_memory(
     B, T, rank = training.micro_batch_size, training.max_row_tokens, recipe.model.lora_rank
     on_device = recipe.model.device != "cpu"
     layer_bytes = sizes.compute_text_activation_bytes(size, repeat_kv=on_device, lora_rank=rank) * B * T
-    activations, inputs, largest = (
-        sizes.num_layers * layer_bytes,
-        sizes.num_layers * size * sizes.hidden_size * B * T,
-        0,
-    )
+    activations = sizes.num_layers * layer_bytes
+    inputs = sizes.num_layers * size * sizes.hidden_size * B * T  # of the layers, which checkpoints keep
+    checkpointed = inputs + layer_bytes
     # A frozen vision tower saves no activations.
     if not rank and recipe.model.trained_weights == "all":
         patches = B * training.max_row_visual_tokens * sizes.spatial_merge_size**2
         block = sizes.compute_vision_activation_bytes(size)
         activations += sizes.vision_depth * block * patches
-        inputs += sizes.vision_depth * size * sizes.vision_hidden_size * patches
-        largest = block * min(patches, MAX_VISION_TOKENS * sizes.spatial_merge_size**2)
-    checkpointed = inputs + layer_bytes + largest
+        vision_inputs = sizes.vision_depth * size * sizes.vision_hidden_size * patches
+        inputs += vision_inputs
+        checkpointed += vision_inputs + block * min(patches, MAX_VISION_TOKENS * sizes.spatial_merge_size**2)
     trained, _ = sizes.count_trained_parameters(recipe.model)
     has_reference = kl is not None and kl.reference_device == "device" and bool(kl.loss_coef or kl.reward_coef)
     state = estimate_state(recipe, sizes, optim, gpus=gpus, nodes=nodes)
