@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from chat_server import server as serve_chat
+from code_cases import PLOT, make_code_run
 from page_cases import decode
 from viewer_cases import make_run, write_benchmark
 
@@ -29,7 +30,7 @@ if not (shutil.which("chromium") and shutil.which("chromedriver")):
     pytest.skip("chromium or chromedriver is missing: scripts/bootstrap --browser installs it", allow_module_level=True)
 
 WAIT_SECONDS = 120
-AXE = next((Path(__file__).parents[2] / ".browser").glob("axe-*.min.js"), None)
+AXE_FOLDER = Path(__file__).parents[2] / ".browser"
 OPTIONS = (
     "--headless",
     "--window-size=1280,900",
@@ -84,6 +85,14 @@ class Browser:
     def press(self, key):
         self.driver.switch_to.active_element.send_keys(key)
 
+    def drop(self, path, element):
+        """Drag a file from outside of the browser and drop it on an element."""
+        box = self.run("const b = arguments[0].getBoundingClientRect(); return [b.x, b.y, b.width, b.height]", element)
+        data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
+        where = {"x": box[0] + box[2] / 2, "y": box[1] + box[3] / 2, "data": data}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            self.driver.execute_cdp_cmd("Input.dispatchDragEvent", {"type": kind, **where})
+
     def resize(self, width):
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
@@ -110,9 +119,8 @@ def find_problems(browser, page):
         browser.set_theme(theme)
         if browser.run("return document.documentElement.scrollWidth") > width:
             problems[f"{page} at {width}"] = "wider than the window"
-        if AXE is not None:
-            found = run_axe(browser)
-            problems |= {f"{page} at {width}, {theme}": found} if found else {}
+        if found := run_axe(browser):
+            problems[f"{page} at {width}, {theme}"] = found
     browser.resize(1280)
     browser.set_theme("light")
     return problems
@@ -120,7 +128,10 @@ def find_problems(browser, page):
 
 def run_axe(browser):
     """Return the serious findings of axe."""
-    browser.run(AXE.read_text())
+    files = list(AXE_FOLDER.glob("axe-*.min.js"))
+    if not files:
+        pytest.fail("axe-core is missing: scripts/bootstrap --browser installs it")
+    browser.run(files[0].read_text())
     return browser.driver.execute_async_script(
         "const done = arguments[0]; axe.run({resultTypes: ['violations']}).then((r) => done(r.violations"
         ".filter((v) => ['serious', 'critical'].includes(v.impact))"
@@ -152,16 +163,24 @@ def driver(tmp_path_factory):
     driver.quit()
 
 
-@pytest.fixture(scope="module")
-def browser(folder, driver):
-    library = Library([folder], load_decoder=lambda folder: decode)
+@contextlib.contextmanager
+def serve(driver, library, questions=None):
+    """Serve a library, and open its first page."""
     library.refresh()
-    server = ViewerServer(library)
+    server = ViewerServer(library, questions=questions)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    yield Browser(driver, server.address)
-    server.stop()
-    thread.join(WAIT_SECONDS)
+    try:
+        yield Browser(driver, server.address)
+    finally:
+        server.stop()
+        thread.join(WAIT_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def browser(folder, driver):
+    with serve(driver, Library([folder], load_decoder=lambda folder: decode)) as browser:
+        yield browser
 
 
 def test_every_page_at_both_widths_and_in_both_themes(browser):
@@ -322,6 +341,50 @@ def test_hostile_text_is_text(browser):
     assert browser.list_hosts() <= {"127.0.0.1"}
 
 
+def test_code_its_output_and_its_figures_are_visible(driver, renderer, tmp_path):
+    """A rollout in the real sandbox: code, printed text, a traceback, and a figure that opens at its full size."""
+    folder = tmp_path / "code"
+    ref = make_code_run(folder, renderer)
+    library = Library([folder])
+    with serve(driver, library) as browser:
+        browser.list_errors()
+        browser.open(f"episode?run=code&ref={ref}")
+        browser.wait_for(".conversation")
+        replies, calls = browser.find_all(".turn > .reply"), browser.find_all(".call")
+        assert (len(replies), len(calls)) == (4, 3)
+        assert all(line in replies[0].text for line in PLOT.splitlines())
+        plotted, failed, shown = calls
+        assert plotted.find_element(By.CSS_SELECTOR, ".result").text == "128 frames, <b>0</b> to 126"
+        printed, error = failed.find_elements(By.CSS_SELECTOR, ".result")  # in the order in which the model reads them
+        assert printed.text == "so far"
+        assert error.text.endswith("IndexError: list index out of range")
+        assert "failed" in failed.get_attribute("class").split()
+        assert len(shown.find_elements(By.CSS_SELECTOR, ".figure img")) == 3
+        (figure,) = plotted.find_elements(By.CSS_SELECTOR, ".figure img")
+        size = "return [arguments[0].naturalWidth, arguments[0].naturalHeight]"
+        for width in (1280, 390):
+            browser.resize(width)
+            browser.run("arguments[0].scrollIntoView()", figure)
+            browser.wait_until(lambda: browser.run(size, figure)[0] > 0)
+            assert figure.is_displayed()
+            assert figure.size["width"] > 280
+        browser.resize(1280)
+        pixels = browser.run(size, figure)
+        figure.click()
+        browser.wait_until(lambda: browser.run(size, browser.find_all("dialog img")[0]) == pixels)
+        assert browser.find_all("dialog img")[0].size["width"] >= 600
+        assert f"{pixels[0]}×{pixels[1]} pixels" in browser.find_all("dialog")[0].text
+        browser.press(Keys.ESCAPE)
+        problems = find_problems(browser, "an episode with code")
+        assert not problems, json.dumps(problems, indent=1)
+        assert browser.list_errors() == []
+    page = tmp_path / "page.html"
+    page.write_text(export_run(library, "code", CachingMediaLoader().load_pixels).text)
+    browser = Browser(driver, page.as_uri())
+    browser.open(f"episode?run=code&ref={ref}")
+    browser.wait_until(lambda: browser.run(size, browser.wait_for(".figure img"))[0] == 480)
+
+
 def test_an_exported_page_works_from_a_file(driver, folder, tmp_path):
     library = Library([folder])
     library.refresh()
@@ -370,16 +433,11 @@ def test_an_exported_page_keeps_to_its_size(folder):
 @contextlib.contextmanager
 def open_ask_page(driver, questions):
     """Serve the page Ask alone, and open it."""
-    server = ViewerServer(Library([]), questions=questions)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    browser = Browser(driver, server.address)
-    browser.list_errors()
-    browser.wait_until(lambda: "Ask" in browser.find_all("nav")[0].text)
-    browser.open("ask")
-    yield browser
-    server.stop()
-    thread.join(WAIT_SECONDS)
+    with serve(driver, Library([]), questions) as browser:
+        browser.list_errors()
+        browser.wait_until(lambda: "Ask" in browser.find_all("nav")[0].text)
+        browser.open("ask")
+        yield browser
 
 
 def read_main(browser):
@@ -426,6 +484,38 @@ def test_a_page_asks_a_server(driver, folder):
         assert len(served.bodies) == 4
         problems = find_problems(browser, "ask a server")
         assert not problems, json.dumps(problems, indent=1)
+        assert browser.list_errors() == []
+
+
+def test_a_dropped_file_is_asked_about(driver, folder):
+    """A file that is dropped beside its box doesn't replace the page; the answer stays when the theme changes."""
+    clip = next((folder / "media").iterdir())
+    replies = "<think>I look.</think><answer>brighter</answer>"
+    with (
+        serve_chat(lambda number, body: replies) as served,
+        open_ask_page(driver, build_questions(served.url)) as browser,
+    ):
+        browser.wait_for("textarea").send_keys("What happens?")
+        browser.drop(clip, browser.wait_for("h1"))
+        assert "Drop a video" in browser.wait_for(".drop").text
+        browser.drop(clip, browser.wait_for(".drop"))
+        assert clip.name in browser.wait_for(".drop [role=status]").text
+        assert browser.find_all("textarea")[0].get_attribute("value") == "What happens?"
+        browser.wait_for("button[type=submit]").click()
+        browser.wait_for(".timeline")
+        assert "brighter" in browser.wait_for(".answers").text
+        browser.wait_until(lambda: browser.run("return document.querySelector('video').readyState >= 1"))
+        assert browser.run("return document.querySelector('video').duration") == pytest.approx(64, abs=0.5)
+        assert len(served.bodies) == 1
+        for width in (1280, 390):
+            browser.resize(width)
+            assert not browser.run("const s = document.querySelector('.side'); return s.scrollWidth > s.clientWidth")
+        browser.resize(1280)
+        browser.set_theme("dark")
+        background = "return getComputedStyle(document.body).backgroundColor"
+        browser.wait_until(lambda: browser.run(background) == "rgb(19, 22, 25)")
+        assert "brighter" in browser.wait_for(".answers").text
+        browser.set_theme("light")
         assert browser.list_errors() == []
 
 

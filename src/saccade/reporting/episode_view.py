@@ -39,10 +39,10 @@ REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # a token that ends within 
 _TAG_PATTERN = re.compile(rf"</?(?:{'|'.join(TAG_KINDS)})>")
 
 
-def encode_thumbnail(pixels: NDArray[Any]) -> bytes:
-    """Encode pixels (uint8 RGB [height, width, 3]) as a small JPEG."""
+def encode_thumbnail(pixels: NDArray[Any], max_side: int = THUMBNAIL_PIXELS) -> bytes:
+    """Encode pixels (uint8 RGB [height, width, 3]) as a small JPEG, of at most `max_side` pixels by side."""
     image, buffer = Image.fromarray(pixels), io.BytesIO()
-    image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
+    image.thumbnail((max_side, max_side))
     image.save(buffer, format="JPEG", quality=72, optimize=True)
     return buffer.getvalue()
 

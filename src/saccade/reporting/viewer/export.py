@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import MediaError, SaccadeError
-from saccade.reporting.episode_view import PixelLoader, encode_thumbnail
+from saccade.reporting.episode_view import THUMBNAIL_PIXELS, PixelLoader, encode_thumbnail
 from saccade.reporting.viewer.episodes import list_images
 from saccade.reporting.viewer.library import STAGE_ORDER, Library
 from saccade.reporting.viewer.plain_json import dump_json
@@ -32,6 +32,7 @@ MAX_ROWS = 20_000  # in the list of episodes, the newest steps first
 MAX_EPISODES = 400  # with their own page
 MAX_ADVANTAGE_STEPS = 20  # the newest, whose advantages are shown
 MAX_PAIRED_EVALUATIONS = 6  # whose paired differences are computed
+FIGURE_PIXELS = 480  # of the longer side of an image without a time, such as a plot whose labels must be readable
 BASE64 = 4 / 3  # bytes of text per byte of data
 _IMPORT = re.compile(r'^import \{ (.+?) \} from "(.+?)";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const) (\w+))", re.MULTILINE)
@@ -127,7 +128,8 @@ def _choose_episodes(
         for image in images:
             if image.key not in numbers and image.key not in new:
                 try:
-                    new[image.key] = base64.b64encode(encode_thumbnail(load_pixels(image))).decode()
+                    side = FIGURE_PIXELS if image.time is None else THUMBNAIL_PIXELS
+                    new[image.key] = base64.b64encode(encode_thumbnail(load_pixels(image), side)).decode()
                 except MediaError:
                     numbers[image.key] = None
         cost = (len(gzip.compress(dump_json(view).encode())) + sum(map(len, new.values()))) * BASE64

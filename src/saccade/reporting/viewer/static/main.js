@@ -1,4 +1,5 @@
-// The router: `#/page?parameters`. Each page returns what `tick` does while it is shown, and its own keys.
+// The router: `#/page?parameters`. Each page returns what `tick` does while it is shown, what `redraw` draws in the
+// colors of another theme, and its own keys.
 
 import { pageAddress } from "./address.js";
 import { exported, get } from "./api.js";
@@ -58,7 +59,7 @@ function switchTheme() {
     : matchMedia("(prefers-color-scheme: dark)").matches;
   document.documentElement.dataset.theme = isDark ? "light" : "dark";
   try { localStorage.setItem("saccade-theme", document.documentElement.dataset.theme); } catch { /* disabled */ }
-  show();
+  shown.redraw?.();
 }
 
 function showHelp() {
@@ -154,6 +155,10 @@ async function tick() {
 }
 
 window.addEventListener("hashchange", show);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => shown.redraw?.());
+// A file that is dropped beside its box must not replace the page.
+for (const name of ["dragover", "drop"]) {
+  window.addEventListener(name, (event) => { if (event.dataTransfer?.types.includes("Files")) event.preventDefault(); });
+}
 show();
 setTimeout(tick, TICK_MILLISECONDS);

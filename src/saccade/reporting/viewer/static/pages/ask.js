@@ -55,7 +55,7 @@ function liveView() {
 async function showEpisode(box, ref) {
   const data = await get("asked", { ref });
   const view = { run: ASKED, ref, images: data.images, seek: null, openFrame: (number) => frameDialog(view, number) };
-  const side = h("aside", { class: "side", "aria-label": "What was asked about" });
+  const side = h("aside", { class: "side", tabindex: "0", "aria-label": "What was asked about" });
   let video = null;
   data.task.media.forEach((media, index) => {
     const address = mediaAddress(ASKED, ref, index);
@@ -100,7 +100,7 @@ export async function askPage({ root, isCurrent }) {
   input.addEventListener("change", () => choose(input.files));
   drop.addEventListener("dragover", (event) => { event.preventDefault(); drop.classList.add("over"); });
   drop.addEventListener("dragleave", () => drop.classList.remove("over"));
-  drop.addEventListener("drop", (event) => { event.preventDefault(); drop.classList.remove("over"); choose(event.dataTransfer.files); });
+  drop.addEventListener("drop", (event) => { event.preventDefault(); drop.classList.remove("over"); input.files = event.dataTransfer.files; choose(input.files); });
 
   async function submit(event) {
     event.preventDefault();

@@ -67,7 +67,7 @@ export async function episodePage({ root, params, go }) {
   const { row, task } = data;
   const kind = verdict(row);
   const view = { run, ref, images: data.images, seek: null, openFrame: (number) => frameDialog(view, number) };
-  const side = h("aside", { class: "side", "aria-label": "Video and score" });
+  const side = h("aside", { class: "side", tabindex: "0", "aria-label": "Video and score" });
   let video = null;
   task.media.forEach((media, index) => {
     const address = mediaAddress(run, ref, index);

@@ -129,6 +129,7 @@ export async function runsPage({ root, params, replace, isCurrent }) {
       if (!list.contains(document.activeElement)) drawList();
       if (hasChanged) { drawCurves(); drawTables(); }
     },
+    redraw: drawCurves,
     keys: { Enter: () => root.querySelector("[data-row].selected a")?.click() },
   };
 }
