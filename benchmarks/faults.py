@@ -48,7 +48,7 @@ MAX_RESTARTS = 8
 GRACE_SECONDS = 30.0  # between SIGTERM and SIGKILL
 OUTAGE_SECONDS = 3.0  # of a judge or a server
 MAX_SECONDS = 600.0  # of one training, restarts included
-UNFINISHED = {EpisodeStatus.ABORTED, EpisodeStatus.TOOL_ERROR}
+UNFINISHED = {EpisodeStatus.ABORTED, EpisodeStatus.ENVIRONMENT_ERROR}
 REWARD = '''
 """A judge's verdict on the sum of a reply's tokens: it differs within every group, whatever the model samples."""
 from saccade.rewards.judge import Judge

@@ -76,7 +76,7 @@ PEAKS = {
 def make_recipe(options: argparse.Namespace, sizes: Sizes, folder: str) -> Recipe:
     """The published recipe at the benchmark's shape."""
     agent = {
-        "max_turns": 1,
+        "max_tool_turns": 1,
         "num_frames": sizes.frames,
         "frame_pixels": [784, sizes.pixels],
         "tools.crop_video.frame_range": [1, sizes.crop_frames],

@@ -49,11 +49,11 @@ A run needs the first five; the packaged recipes set the others, so start from o
 | `model.path` | the checkpoint to train, `--model` on the command line |
 | `data.train` | the tasks of RL; `--data FOLDER` sets all files of a dataset folder |
 | `data.demonstrations` | the demonstrations of SFT |
-| `environment.name` | what an episode is: `parallel_crop`, `python`, `single_turn`, `openenv`, or a file of your own |
+| `environment.name` | what an episode is: `tool_calling`, `python`, `single_turn`, `openenv`, or a file of your own |
 | `rewards` | the reward terms, their weights, and which term is correctness |
 | `environment.settings.tools` | the tools that the model may call, with their settings |
 | `environment.settings.num_frames` | frames in the prompt; `frame_budgets` draws their number instead |
-| `environment.settings.max_turns` | turns whose calls are run. One more reply follows |
+| `environment.settings.max_tool_turns` | turns whose calls are run. One more reply follows |
 | `environment.settings.max_context_tokens` | where a conversation ends, in expanded tokens |
 | `engine.name` | `local` for tiny models, `vllm` or `sglang` for published ones |
 | `sampling.max_tokens` | longest reply |

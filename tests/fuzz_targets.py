@@ -183,7 +183,7 @@ OVERRIDES = [
     *(
         "rl.optim.lr=1e-6",
         "frame_budgets=[4, 8]",
-        "environment.settings.max_turns=3",
+        "environment.settings.max_tool_turns=3",
         "rewards={accuracy: {weight: 1}}",
     ),
     *("data.train=a.jsonl", "rl.advantage.name=grpo", "engine.settings.servers=[http://127.0.0.1:8000]", "seed=1"),

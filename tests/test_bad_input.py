@@ -98,7 +98,7 @@ def test_ask_without_question_or_media(tmp_path, tiny_folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("environment", ["single_turn", "parallel_crop"])
+@pytest.mark.parametrize("environment", ["single_turn", "tool_calling"])
 def test_ask_accepts_images(tmp_path, tiny_folder, environment):
     Image.new("RGBA", (40, 90), (0, 0, 255, 99)).save(tmp_path / "b.png")
     looks = ["--image", still(tmp_path / "a.jpg"), "--image", tmp_path / "b.png", "--video", clip(tmp_path / "c.mp4")]
@@ -107,7 +107,7 @@ def test_ask_accepts_images(tmp_path, tiny_folder, environment):
         "environment.settings.image_pixels=[256,2048]",
         "sampling.max_tokens=8",
     ]
-    if environment != "parallel_crop":  # the recipe's settings are for parallel_crop
+    if environment != "tool_calling":  # the recipe's settings are for tool_calling
         settings = [settings[0], "environment.settings=null", settings[2]]
     assert count_visual_tokens(good("ask", "What?", *looks, "--model", tiny_folder, *settings)) > 0
 
@@ -256,8 +256,8 @@ def test_a_device_or_an_engine_that_is_unavailable(tmp_path, tiny_folder, settin
         (["sft.stps=3"], "sft.stps", 3, "sft.steps"),
         (["tiny/base", "sft.steps=few"], "sft.steps", "few", ""),
         (["tiny/base", "sft.steps=0"], "sft.steps", 0, ""),
-        (["environment.name=paralel"], "environment.name", "paralel", "parallel_crop"),
-        (["environment.settings.max_turn=1"], "environment.settings.max_turn", 1, "max_turns"),
+        (["environment.name=tool_caling"], "environment.name", "tool_caling", "tool_calling"),
+        (["environment.settings.max_tool_turn=1"], "environment.settings.max_tool_turn", 1, "max_tool_turns"),
     ],
 )
 def test_unknown_recipes_and_keys(tmp_path, words, key, value, suggestion):

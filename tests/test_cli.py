@@ -120,7 +120,7 @@ def test_completion(monkeypatch, words, expected):
     [
         ("rl.group_size", ["default: 8", "in tiny/base: 8", "int"]),
         ("rl", ["group_size", "optim"]),
-        ("environment.settings.max_turns", ["default:", "turns"]),
+        ("environment.settings.max_tool_turns", ["default:", "turns"]),
         ("environment.settings.tools.crop_video.fps", ["frames per second"]),
         ("rewards.tool_use.settings.mode", ["graded"]),
         ("rl.loss.settings", ["clip_high"]),
@@ -139,12 +139,12 @@ def test_every_key_can_be_explained():
 
 
 def test_recipes_explain_names_the_nearest_key():
-    for key in ("rl.group_siz", "environment.settings.max_turn", "rl.group_size.x", "rewards.accuracy.settings.x"):
+    for key in ("rl.group_siz", "environment.settings.max_tool_turn", "rl.group_size.x", "rewards.accuracy.settings.x"):
         fail(ConfigError, "recipes", "explain", key, key=key)
     for key, nearest in (
         ("rl.group_siz", "rl.group_size"),
         ("rl.optm.lr", "rl.optim"),
-        ("environment.settings.max_turn.x", "environment.settings.max_turns"),
+        ("environment.settings.max_tool_turn.x", "environment.settings.max_tool_turns"),
     ):
         assert repr(nearest) in run("recipes", "explain", key).stderr
         good("recipes", "explain", nearest)

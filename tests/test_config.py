@@ -78,7 +78,7 @@ def test_null_drops_a_reward_term():
         ("rl.steps=0", "rl.steps", 0),
         ("rollouts.ray.address=head", "rollouts.ray.address", "head"),
         ("rollouts.ray.address='http://head:6379'", "rollouts.ray.address", "http://head:6379"),
-        ("environment=parallel_crop", "environment", "parallel_crop"),
+        ("environment=tool_calling", "environment", "tool_calling"),
         ("frame_budgets=[1, x]", "frame_budgets.1", "x"),
         ("frame_budgets=[8, 0]", "frame_budgets.1", 0),
         ("evaluation.frame_budgets=[-4]", "evaluation.frame_budgets.0", -4),
@@ -170,8 +170,10 @@ def test_contradicting_settings_name_a_key(overrides, key, value):
 def test_another_plugin_does_not_inherit_settings():
     recipe = load.load_recipe("tiny/para_grpo", ["environment.name=single_turn", "environment.settings.num_frames=3"])
     assert (recipe.environment.name, recipe.environment.settings) == ("single_turn", {"num_frames": 3})
-    same = load.load_recipe("tiny/para_grpo", ["environment.name=parallel_crop", "environment.settings.max_turns=1"])
-    assert same.environment.settings == {**load.load_recipe("tiny/para_grpo").environment.settings, "max_turns": 1}
+    same = load.load_recipe(
+        "tiny/para_grpo", ["environment.name=tool_calling", "environment.settings.max_tool_turns=1"]
+    )
+    assert same.environment.settings == {**load.load_recipe("tiny/para_grpo").environment.settings, "max_tool_turns": 1}
     assert (
         load.load_recipe("tiny/para_grpo", ["sft.optim.name=adamw"]).sft.optim.lr == 3e-3
     )  # optimizers share their settings

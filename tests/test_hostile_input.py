@@ -110,7 +110,7 @@ def test_true_is_no_number_for_a_plugin():
         ("rl.group_size=1000000000", "rl.group_size"),
         ("rl.prompts_per_step=1000000000", "rl.prompts_per_step"),
         ("rl.selection.oversample=1e300", "rl.selection.oversample"),
-        ("environment.settings.max_turns=1000000000", "environment.settings.max_turns"),
+        ("environment.settings.max_tool_turns=1000000000", "environment.settings.max_tool_turns"),
         ("sft.tokens_per_step=1000000000000", "sft.tokens_per_step"),
         ("frame_budgets=[1000000000]", "num_frames"),
     ],

@@ -73,8 +73,8 @@ def test_unknown_setting_suggests_the_nearest(mine):
 
 
 def test_setting_keys_are_those_of_a_recipe():
-    with raises(ConfigError, key="environment.settings.max_turn", value=1):
-        plugins.resolve("environments", "parallel_crop", {"max_turn": 1})
+    with raises(ConfigError, key="environment.settings.max_tool_turn", value=1):
+        plugins.resolve("environments", "tool_calling", {"max_tool_turn": 1})
     with raises(ConfigError, key="engine.settings.server", value=[]):
         plugins.resolve("engines", "vllm", {"server": []})
     with raises(ConfigError, key="llava.nothing", value=1):

@@ -131,7 +131,7 @@ PUBLISHED = [
     ("paravt/para_grpo", "rl.kl.loss_coef", 0.0),
     ("paravt/para_grpo", "sampling.temperature", 0.7),
     ("paravt/para_grpo", "sampling.max_tokens", 2048),
-    ("paravt/para_grpo", "environment.settings.max_turns", 3),
+    ("paravt/para_grpo", "environment.settings.max_tool_turns", 3),
     ("paravt/para_grpo", "environment.settings.max_calls_per_turn", 5),
     ("paravt/para_grpo", "environment.settings.force_think", True),
     ("paravt/para_grpo", "environment.settings.tools.crop_video.fps", 1.0),
@@ -157,7 +157,7 @@ PUBLISHED = [
     ("pyvision/image_rl", "model.trained_weights", "language_model"),
     ("pyvision/image_rl", "engine.name", "vllm"),
     ("pyvision/image_rl", "environment.name", "python"),
-    ("pyvision/image_rl", "environment.settings.max_turns", 4),
+    ("pyvision/image_rl", "environment.settings.max_tool_turns", 4),
     ("pyvision/image_rl", "environment.settings.image_pixels", [3136, 2000000]),
     ("pyvision/image_rl", "environment.settings.tools.python.max_images", 32),
     ("pyvision/image_rl", "sampling.temperature", 1.0),
@@ -168,7 +168,7 @@ PUBLISHED = [
     ("pyvision/image_rl", "rl.optim.betas", [0.9, 0.999]),
     ("pyvision/image_rl", "rl.optim.weight_decay", 0.01),
     ("pyvision/image_rl", "rl.optim.schedule", "constant"),
-    ("pyvision/image_rl", "rl.filters.statuses.drop", ["tool_error", "aborted", "length", "context_full"]),
+    ("pyvision/image_rl", "rl.filters.statuses.drop", ["environment_error", "aborted", "length", "context_full"]),
     ("pyvision/image_rl", "rl.filters.tool_image", {}),
     ("pyvision/image_rl", "rl.filters.reward_std", {}),
     ("pyvision/image_rl", "rl.prompts_per_step", 64),
@@ -193,7 +193,7 @@ PUBLISHED = [
     ("pyvision/image_rl", "rewards.accuracy.settings.judge.max_answer_chars", 999),
     ("pyvision/image_rl", "validation.num_tasks", 0),  # all
     ("pyvision/image_rl", "validation.modes", ["greedy"]),
-    ("pyvision/image_rl", "validation.environment_settings.max_turns", 29),  # 30 replies
+    ("pyvision/image_rl", "validation.environment_settings.max_tool_turns", 29),  # 30 replies
     ("pyvision/image_rl", "environment.settings.system_prompt_source", "row"),
     ("pyvision/image_rl", "environment.settings.final_answer_prompt", ""),
     ("pyvision/image_rl", "rl.max_staleness", 0),
@@ -204,21 +204,21 @@ PUBLISHED = [
     ("pyvision/video_baseline", "evaluation.temperature", 0.01),
     ("pyvision/mixed_rl", "environments.pyvision_gym_wo_video_hint.settings.video_in_prompt", False),
     ("pyvision/mixed_rl", "environments.pyvision_gym_wo_image_hint.settings.image_in_prompt", False),
-    ("pyvision/mixed_rl", "environments.pyvision_gym_w_image_hint.settings.max_turns", 4),
+    ("pyvision/mixed_rl", "environments.pyvision_gym_w_image_hint.settings.max_tool_turns", 4),
     ("pyvision/image_rl", "evaluation.temperature", 0.01),
     ("pyvision/image_rl", "evaluation.benchmarks.vstar", ["evaluation.num_samples=32"]),
-    ("pyvision/image_rl", "evaluation.environment_settings.max_turns", 30),
+    ("pyvision/image_rl", "evaluation.environment_settings.max_tool_turns", 30),
     ("pyvision/mixed_rl", "rl.selection.round_size", 32),
     ("pyvision/mixed_rl", "rl.selection.max_video_share", 16 / 32),
     ("pyvision/video_rl", "rl.selection.round_size", 16),  # the most videos of a round
     ("pyvision/video_rl", "environment.settings.video_in_prompt", False),
-    ("pyvision/video_rl", "environment.settings.max_turns", 4),
-    ("pyvision/video_rl", "evaluation.environment_settings.max_turns", 30),
+    ("pyvision/video_rl", "environment.settings.max_tool_turns", 4),
+    ("pyvision/video_rl", "evaluation.environment_settings.max_tool_turns", 30),
     ("tiny/pyvision_crop", "rl.selection.oversample", 2.0),
     ("tiny/pyvision_crop", "rl.selection.rank_by", "reward_std"),
     ("tiny/pyvision_crop", "rl.advantage.estimator", "dr_grpo"),
     ("tiny/pyvision_crop", "rl.advantage.whiten", "none"),
-    ("tiny/pyvision_crop", "environment.settings.max_turns", 4),
+    ("tiny/pyvision_crop", "environment.settings.max_tool_turns", 4),
     ("tiny/pyvision_crop", "rewards.tool_use.settings.mode", "accumulative"),
     ("tiny/pyvision_crop", "rewards.tool_use.settings.bonus", 0.1),
     ("tiny/pyvision_crop", "rewards.tool_use.settings.cap", 4),
@@ -226,11 +226,11 @@ PUBLISHED = [
 ]
 # Recipe, key, our value, and a part of the comment beside its line, which states what was published instead.
 DEVIATIONS = [
-    ("paravt/sft", "sft.environment_settings.max_turns", 30, "published SFT has no limit of turns"),
+    ("paravt/sft", "sft.environment_settings.max_tool_turns", 30, "published SFT has no limit of turns"),
     ("paravt/sft", "sft.checkpoints.last", 2, "all 15 were kept as published"),
     ("paravt/sft", "sft.pack_length", 8192, "published SFT drops it"),
     ("paravt/para_grpo", "engine.name", "vllm", "SGLang was published"),
-    ("paravt/para_grpo", "rl.filters.statuses.drop", ["tool_error", "aborted"], "none was published"),
+    ("paravt/para_grpo", "rl.filters.statuses.drop", ["environment_error", "aborted"], "none was published"),
     ("paravt/para_grpo", "rewards.tool_use.settings.threshold", 0.5, "any accuracy above 0 was published"),
     ("paravt/para_grpo", "rl.advantage.sub_agent_advantage", "shared", "published code trains no sub-agent"),
     ("paravt/para_grpo", "rl.advantage.reward_clip", 40.0, "20 was published"),
@@ -305,7 +305,7 @@ def test_collapse_free_ablations_match_their_names(base, folder):
     std = {} if base == folder else {"rl.advantage.settings": None, "rl.advantage.settings.std": "sample"}
     assert find_changes(base, f"{folder}/std_normalization") == {"rl.advantage.estimator": "grpo", **std}
     assert find_changes(base, f"{folder}/turns_2") == {
-        "environment.settings.max_turns": 2,
+        "environment.settings.max_tool_turns": 2,
         "rewards.tool_use.settings.cap": 2,
     }
 
@@ -326,14 +326,14 @@ def test_tiny_video_recipes_share_their_cold_start():
 
 def test_evaluation_may_change_environment_settings():
     recipe = load_recipe(
-        "tiny/para_grpo", ["evaluation.environment_settings={max_turns: 30, max_context_tokens: 32768}"]
+        "tiny/para_grpo", ["evaluation.environment_settings={max_tool_turns: 30, max_context_tokens: 32768}"]
     )
     environment = apply_evaluation_settings(recipe).environment
-    assert environment.settings == {**recipe.environment.settings, "max_turns": 30, "max_context_tokens": 32768}
-    assert recipe.environment.settings["max_turns"] == 2
+    assert environment.settings == {**recipe.environment.settings, "max_tool_turns": 30, "max_context_tokens": 32768}
+    assert recipe.environment.settings["max_tool_turns"] == 2
     assert apply_evaluation_settings(load_recipe("tiny/para_grpo")) == load_recipe("tiny/para_grpo")
-    with raises(ConfigError, key="environment.settings.max_turn"):
-        check_recipe(load_recipe("tiny/para_grpo", ["evaluation.environment_settings={max_turn: 30}"]))
+    with raises(ConfigError, key="environment.settings.max_tool_turn"):
+        check_recipe(load_recipe("tiny/para_grpo", ["evaluation.environment_settings={max_tool_turn: 30}"]))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from saccade.algorithms.group_advantages import GroupAdvantages
 from saccade.config.schema import RewardTerm
 from saccade.data.synthetic.video_writer import write_video
 from saccade.engines.scripted import Scripted
-from saccade.environments.parallel_crop import ParallelCrop
+from saccade.environments.tool_calling import ToolCalling
 from saccade.ledger import Origin
 from saccade.media.cache import CachingMediaLoader
 from saccade.protocols import Context
@@ -67,7 +67,7 @@ def rollout(task, renderer):
     (group,) = asyncio.run(
         collect(
             [task],
-            lambda task: ParallelCrop,
+            lambda task: ToolCalling,
             ctx,
             group_size=1,
             score_fn=score,

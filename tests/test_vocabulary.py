@@ -145,6 +145,9 @@ OLD_NAMES = {
     "group.baseline": "group.greedy_baseline",
     "open_think": "unclosed_think_fraction",
     "start_steps": "initial_checkpoint_steps",
+    "environment.settings.max_turns": "environment.settings.max_tool_turns",
+    "tool_error": "environment_error",
+    "parallel_crop": "tool_calling",
     # metrics
     "tool_share": "frac_with_tool_call",
     "calls/leaked": "calls/python_style",
@@ -164,7 +167,7 @@ OLD_NAMES = {
     "MediaLibrary": "MediaLoader",
     "Lru": "LRUCache",
     "Unscored": "UngradedEpisode",
-    "TOOL_BROKEN": "TOOL_ERROR",
+    "TOOL_BROKEN": "ENVIRONMENT_ERROR",
     "TextEngine": "ChatEngine",
     "own_weights": "has_separate_weights",
     "UNTRAINABLE": "NOT_TRAINABLE_MESSAGE",
@@ -197,6 +200,7 @@ OLD_NAMES = {
     "requeued_positions": "requeued_indices",
     "collapse_free": "pyvision_crop",
     "max_calls": "max_calls_per_turn",
+    "TOOL_ERROR": "ENVIRONMENT_ERROR",
     # files of a run
     "notes.json": "trainer_state.json",
     "lots.jsonl": "pending_batches.jsonl",

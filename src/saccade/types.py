@@ -296,7 +296,7 @@ class EpisodeStatus(StrEnum):
     MAX_TURNS = "max_turns"  # the environment's limit of turns was reached
     LENGTH = "length"  # a reply reached `sampling.max_tokens`
     CONTEXT_FULL = "context_full"  # the conversation reached the environment's `max_context_tokens`
-    TOOL_ERROR = "tool_error"  # the sandbox or an environment's server failed; not the model's doing
+    ENVIRONMENT_ERROR = "environment_error"  # the sandbox or an environment's server failed; not the model's doing
     ABORTED = "aborted"  # the engine or the media failed, or the deadline passed; not the model's doing
 
 
@@ -322,7 +322,7 @@ class Episode:
     children: tuple["Episode", ...] = ()  # the episodes of its sub-agents
     usage: Usage = Usage()  # its cost, children included
     frame_budget: int | None = None  # the prompt's number of frames, K
-    error: str | None = None  # what failed, with the status `tool_error` or `aborted`
+    error: str | None = None  # what failed, with the status `environment_error` or `aborted`
 
     @property
     def answer(self) -> str | None:

@@ -243,7 +243,7 @@ def test_fraction_of_correct_episodes_with_negative_advantage():
 
 # ---- selection -------------------------------------------------------------------------------------------------------
 
-ERROR, OK = EpisodeStatus.TOOL_ERROR, EpisodeStatus.ANSWERED
+ERROR, OK = EpisodeStatus.ENVIRONMENT_ERROR, EpisodeStatus.ANSWERED
 
 
 def test_filters_in_order_with_their_counts():

@@ -89,14 +89,14 @@ def test_invalid_settings_are_reported_separately(tmp_path, model, dataset_folde
     settings = [
         "rl.max_staleness=1",
         "rewards.format_reward.settings.anchor_weigth=1",
-        "environment.settings.max_turn=1",
+        "environment.settings.max_tool_turn=1",
         "loggers=[nothing]",
     ]
     problems = find_failed(
         check("tiny/para_grpo", *settings, folder=tmp_path / "run", model=model, data=dataset_folder)
     )
     assert problems == {
-        "environment": "environment.settings.max_turn",
+        "environment": "environment.settings.max_tool_turn",
         "engine": "rl.max_staleness",
         "rewards": "rewards.format_reward.settings.anchor_weigth",
         "loggers": "loggers",

@@ -90,7 +90,11 @@ def test_conversation_lengths():
 
 def test_assumed_reply_and_sequential_dispatch():
     _, _, episode_size = estimate_recipe("paravt/ablations/sequential", reply_tokens=300, calls_per_turn=4)
-    assert (episode_size.calls_per_turn, episode_size.max_turns, episode_size.longest.sampled_tokens) == (1, 3, 1200)
+    assert (episode_size.calls_per_turn, episode_size.max_tool_turns, episode_size.longest.sampled_tokens) == (
+        1,
+        3,
+        1200,
+    )
     assert episode_size.longest.completion_tokens == 4 * 300 + 3 * (300 + 8 + 8 + 2)
 
 
@@ -135,7 +139,7 @@ def test_frames_of_tool_results_count():
 def test_environment_without_tools_has_one_reply():
     recipe, _, episode_size = estimate_recipe("paravt/para_grpo", "environment={name: single_turn, settings: null}")
     assert (
-        episode_size.max_turns,
+        episode_size.max_tool_turns,
         episode_size.sub_agent,
         episode_size.num_sub_agents,
         episode_size.longest.sampled_tokens,
@@ -426,7 +430,7 @@ def test_activations_match_a_real_forward_pass(tmp_path, family, checkpointing):
 
 def test_resolved_settings_are_defaults_and_given_values():
     found = resolve_settings("environments", load_recipe("tiny/base").environment)
-    assert (found["max_turns"], found["parallel_tool_calls"], found["max_tool_result_tokens"]) == (2, True, 64)
+    assert (found["max_tool_turns"], found["parallel_tool_calls"], found["max_tool_result_tokens"]) == (2, True, 64)
 
 
 def test_format_bytes():

@@ -239,7 +239,7 @@ def test_imported_demonstration_is_replayed_as_published(renderer):
     from saccade.types import SamplingParams
 
     (demo,) = import_row("paravt_sft", EXAMPLES["paravt_sft"])
-    environment = plugins.resolve("environments", "parallel_crop", {"force_think": True})
+    environment = plugins.resolve("environments", "tool_calling", {"force_think": True})
     ctx = Context(
         engine=None, renderer=renderer, media=FakeMediaLoader(), sampling=SamplingParams(max_tokens=64), seed=0
     )

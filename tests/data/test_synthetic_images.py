@@ -29,7 +29,7 @@ from saccade.data.synthetic.image.questions import ANSWER_TYPES, parse_objects
 from saccade.data.synthetic.image.render import LETTER_GLYPHS, render_image
 from saccade.data.synthetic.render import DIGIT_GLYPHS, INK, WHITE
 from saccade.engines.scripted import Scripted
-from saccade.environments.parallel_crop import ParallelCrop
+from saccade.environments.tool_calling import ToolCalling
 from saccade.errors import ConfigError, DataError
 from saccade.media.cache import CachingMediaLoader
 from saccade.protocols import Context
@@ -295,7 +295,7 @@ def replay(task, demo, renderer, **settings):
         engine=engine, renderer=renderer, media=CachingMediaLoader(), sampling=SamplingParams(max_tokens=900), seed=1
     )
     environment = partial(
-        ParallelCrop, tools={"zoom_image": {"image_pixels": (1024, 1024)}}, image_pixels=(4096, 4096), **settings
+        ToolCalling, tools={"zoom_image": {"image_pixels": (1024, 1024)}}, image_pixels=(4096, 4096), **settings
     )
     return asyncio.run(run_episode(task, environment, ctx))
 

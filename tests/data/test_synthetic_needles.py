@@ -285,7 +285,7 @@ def test_contradicting_settings_are_refused(settings, key):
 def test_recipes_have_the_limits_of_their_baselines(name):
     recipe = load_recipe(f"tiny/{name}")
     needles, environment = recipe.synthetic.needles, recipe.environment.settings
-    assert environment["max_turns"] == needles.turns
+    assert environment["max_tool_turns"] == needles.turns
     calls = (
         1 if recipe.environment.name == "python" else environment["max_calls_per_turn"]
     )  # code may show several crops

@@ -293,7 +293,7 @@ def test_a_run_survives_the_death_of_its_server(tmp_path, start_server, monkeypa
     assert max(row["engine_trainer_logprob_diff_max"] for row in rows) <= 1e-3
     statuses = {key for row in rows for key in row if key.startswith("status/")}
     assert statuses
-    assert not statuses & {"status/aborted", "status/tool_error"}, "an episode was lost"
+    assert not statuses & {"status/aborted", "status/environment_error"}, "an episode was lost"
     again = wait_until_ready(process)
     process.send_signal(signal.SIGINT)
     assert process.wait() == 130

@@ -11,8 +11,8 @@ from PIL import Image
 from saccade.config.load import load_recipe
 from saccade.data.synthetic.video_writer import write_video
 from saccade.engines.scripted import Scripted
-from saccade.environments.parallel_crop import ParallelCrop
 from saccade.environments.single_turn import SingleTurn
+from saccade.environments.tool_calling import ToolCalling
 from saccade.ledger import ImageRef
 from saccade.media.cache import CachingMediaLoader
 from saccade.models.tiny import make_tiny_model
@@ -144,7 +144,7 @@ def test_a_task_without_media_is_prompted_with_text(renderer, files):
 
 
 def test_the_parallel_agent_has_no_video_to_crop_among_pictures(renderer, files):
-    episode = run(renderer, task(files, "wide.jpg", "tall.png"), CALL, ANSWER, environment=ParallelCrop)
+    episode = run(renderer, task(files, "wide.jpg", "tall.png"), CALL, ANSWER, environment=ToolCalling)
     assert list_shown_images(episode) == [("wide.jpg", None), ("tall.png", None)]
     (result,) = episode.results
     assert (result.was_executed, episode.children, episode.status) == (False, (), EpisodeStatus.ANSWERED)
@@ -153,7 +153,7 @@ def test_the_parallel_agent_has_no_video_to_crop_among_pictures(renderer, files)
 
 def test_the_parallel_agent_crops_the_video_beside_a_picture(renderer, files):
     episode = run(
-        renderer, task(files, "wide.jpg", "b.mp4"), CALL, "seen", ANSWER, environment=ParallelCrop, frame_budget=2
+        renderer, task(files, "wide.jpg", "b.mp4"), CALL, "seen", ANSWER, environment=ToolCalling, frame_budget=2
     )
     assert episode.results[0].ok
     pictures = episode.children[0].ledger.images()

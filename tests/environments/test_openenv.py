@@ -135,7 +135,7 @@ def test_the_number_of_turns_is_limited(server, renderer):
 
 def test_a_failing_server_ends_the_episode(server, renderer):
     episode = play(server, renderer, "-1")
-    assert (episode.status, episode.turns[0].reward) == (EpisodeStatus.TOOL_ERROR, None)
+    assert (episode.status, episode.turns[0].reward) == (EpisodeStatus.ENVIRONMENT_ERROR, None)
     assert "the game is broken" in episode.error
 
 
@@ -187,7 +187,7 @@ def test_unusable_answers_end_the_episode_with_a_reason(renderer, game, settings
 
 
 @pytest.mark.slow
-def test_a_step_without_an_answer_in_time_is_a_tool_error(renderer):
+def test_a_step_without_an_answer_in_time_is_an_environment_error(renderer):
     released = threading.Event()
 
     class StuckGame(Game):
@@ -206,7 +206,7 @@ def test_a_step_without_an_answer_in_time_is_a_tool_error(renderer):
             episode = asyncio.run(run_episode(TASK, environment, build_context(renderer, ["1"])))
         finally:
             released.set()
-    assert episode.status is EpisodeStatus.TOOL_ERROR
+    assert episode.status is EpisodeStatus.ENVIRONMENT_ERROR
     assert "0.2" in episode.error
     assert "\n" not in episode.error
 
@@ -267,5 +267,5 @@ def test_a_malformed_message_ends_the_episode_alone(renderer, reply):
 
     with serve_protocol(Bad) as url:
         episode = play(url, renderer, "1")
-    assert (episode.status, len(episode.turns)) == (EpisodeStatus.TOOL_ERROR, 1)
+    assert (episode.status, len(episode.turns)) == (EpisodeStatus.ENVIRONMENT_ERROR, 1)
     assert episode.error

@@ -92,7 +92,7 @@ def test_a_template_without_the_question_is_refused():
         plugins.resolve("environments", "single_turn", {"question_template": "{width}"})
 
 
-@pytest.mark.parametrize("environment", ["single_turn", "parallel_crop", "python"])
+@pytest.mark.parametrize("environment", ["single_turn", "tool_calling", "python"])
 def test_a_rows_system_turn_replaces_the_environments(renderer, files, environment):
     settings = {"environment": environment, "question_template": "In {file}: {question}", "system_prompt": "Ours."}
     settings |= PIXELS
@@ -112,7 +112,7 @@ def test_a_rows_system_turn_replaces_the_environments(renderer, files, environme
 def test_the_answer_that_is_requested_has_its_own_limit(renderer, files):
     call = json.dumps({"name": "crop_video", "arguments": {"start_time": 0, "end_time": 2}})
     replies = (f"Look.</think><tool_call>{call}</tool_call>", "red", "It is red, I think, " * 9 + ANSWER)
-    settings = {"environment": "parallel_crop", "max_turns": 1, "final_answer_prompt": "Answer now."}
+    settings = {"environment": "tool_calling", "max_tool_turns": 1, "final_answer_prompt": "Answer now."}
     task = build_task(files, "short.mp4")
     assert run(renderer, task, *replies, **settings).status is EpisodeStatus.ANSWERED
     episode = run(renderer, task, *replies, **settings, max_final_answer_tokens=10)
@@ -132,9 +132,9 @@ def test_the_answer_that_is_requested_has_its_own_limit(renderer, files):
 def test_a_sub_agent_reads_its_window(renderer, files):
     call = json.dumps({"name": "crop_video", "arguments": {"start_time": 1, "end_time": 90, "question": "Who {end}?"}})
     template = "From {start} to {end}, {duration} s. {question}"
-    settings = {"tools": {"crop_video": {"prompt_template": template}}, "max_turns": 1}
+    settings = {"tools": {"crop_video": {"prompt_template": template}}, "max_tool_turns": 1}
     replies = (f"Look.</think><tool_call>{call}</tool_call>", "red", ANSWER)
-    episode = run(renderer, build_task(files, "long.mp4"), *replies, environment="parallel_crop", **settings)
+    episode = run(renderer, build_task(files, "long.mp4"), *replies, environment="tool_calling", **settings)
     assert "From 00:01 to 00:40, 39.0 s. Who {end}?" in decode(renderer, episode.children[0])
 
 

@@ -53,7 +53,7 @@ def run(renderer, task, *replies, environment="single_turn", frame_budget=2, che
     )
 
 
-@pytest.mark.parametrize("environment", ["single_turn", "parallel_crop", "third_party_format"])
+@pytest.mark.parametrize("environment", ["single_turn", "tool_calling", "third_party_format"])
 def test_the_lines_of_the_frames_stand_between_them(renderer, task, environment):
     _, prompt = run(renderer, task, environment=environment)
     frame = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -111,7 +111,7 @@ def test_a_sub_agent_reads_those_of_its_window(renderer, task):
         seed=1,
         frame_budget=2,
     )
-    episode = asyncio.run(run_episode(task, plugins.load("environments", "parallel_crop"), ctx))
+    episode = asyncio.run(run_episode(task, plugins.load("environments", "tool_calling"), ctx))
     assert episode.results[0].text == "4"
     child = renderer.decode(episode.children[0].ledger.segments[0].tokens)
     assert child.count("> line ") == 1

@@ -223,7 +223,7 @@ def test_one_block_is_run_per_turn_unless_more_are_allowed(renderer, files):
 
 
 def test_turns_are_bounded_and_the_last_prompt_requests_an_answer(renderer, files):
-    episode = run(renderer, task(files, "blue.png"), *[block("print(1)")] * 3, max_turns=2)
+    episode = run(renderer, task(files, "blue.png"), *[block("print(1)")] * 3, max_tool_turns=2)
     assert (episode.status, len(episode.turns)) == (EpisodeStatus.MAX_TURNS, 3)
     assert FINAL_ANSWER_PROMPT.split(",")[0] in decode_tool_result(renderer, episode, 1)
 
@@ -281,7 +281,7 @@ def test_a_broken_sandbox_breaks_the_tool_not_the_model(renderer, files):
 
     ctx = replace(context(renderer), engine=Scripted(renderer, replies=reply))
     episode = asyncio.run(run_episode(task(files, "blue.png"), partial(Python, **PATIENT), ctx))
-    assert episode.status is EpisodeStatus.TOOL_ERROR
+    assert episode.status is EpisodeStatus.ENVIRONMENT_ERROR
     assert keeper.returncode is not None
     assert len(episode.turns) == 2
 
@@ -319,14 +319,14 @@ def test_settings_are_checked_before_anything_runs():
             plugins.resolve("environments", "python", {"tools": {"python": wrong}})
     for wrong in (
         {"video_in_prompt": "frames"},
-        {"max_turns": -1},
+        {"max_tool_turns": -1},
         {"max_context_tokens": 0},
         {"image_pixels": [16, 4]},
     ):
         with raises(ConfigError, key=f"environment.settings.{next(iter(wrong))}", value=next(iter(wrong.values()))):
             plugins.resolve("environments", "python", wrong)
     both = {"python": {"isolation": "strict"}, "crop_video": None}
-    plugins.resolve("environments", "python", {"tools": both, "video_in_prompt": True, "max_turns": 30})
+    plugins.resolve("environments", "python", {"tools": both, "video_in_prompt": True, "max_tool_turns": 30})
 
 
 @pytest.mark.slow

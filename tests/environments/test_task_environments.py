@@ -33,7 +33,7 @@ IMAGES = "environments={image: {name: single_turn, settings: {max_context_tokens
 
 def test_a_task_selects_its_environment():
     environments = TaskEnvironments.from_recipe(load_recipe("tiny/base", [IMAGES]))
-    assert environments(TASK)().name == "parallel_crop"
+    assert environments(TASK)().name == "tool_calling"
     assert environments(IMAGE)().name == "single_turn"
     assert environments(IMAGE)().max_context_tokens == environments.max_context_tokens == 3000
 
@@ -86,7 +86,7 @@ def test_groups_of_two_environments_have_their_own_rewards(renderer):
     environments, score_fn = TaskEnvironments.from_recipe(recipe), compose_task_rewards(recipe)
     video, image = asyncio.run(collect([TASK, IMAGE], environments, ctx, group_size=2, score_fn=score_fn))
     assert [scored.episode.environment for group in (video, image) for scored in group.episodes] == [
-        *["parallel_crop"] * 2,
+        *["tool_calling"] * 2,
         *["single_turn"] * 2,
     ]
     assert video.episodes[0].score.parts.keys() == {"accuracy", "format_compliance"}
@@ -165,7 +165,7 @@ def test_images_with_python_and_videos_with_crops_train_in_one_run(tmp_path):
     assert max(num_images["image"]) > [1]  # images that code has shown
     assert [row["errors"] for row in rows] == [0, 0]
     assert all(row["engine_trainer_logprob_diff_max"] < 1e-4 for row in rows)
-    by_environment = {name: [e for e in episodes if e.environment == name] for name in ("parallel_crop", "python")}
-    assert {e.task.environment for e in by_environment["parallel_crop"]} == {None}
+    by_environment = {name: [e for e in episodes if e.environment == name] for name in ("tool_calling", "python")}
+    assert {e.task.environment for e in by_environment["tool_calling"]} == {None}
     assert {e.task.environment for e in by_environment["python"]} == {"image"}
     assert all(e.ledger.images() and e.turns for e in episodes)

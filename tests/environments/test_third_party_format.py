@@ -14,8 +14,8 @@ from saccade import plugins
 from saccade.config.load import load_recipe
 from saccade.data.synthetic.video_writer import write_video
 from saccade.engines.scripted import Scripted
-from saccade.environments.parallel_crop import ParallelCrop
 from saccade.environments.third_party_format import ThirdPartyFormat, list_prompt_formats, load_prompt_format
+from saccade.environments.tool_calling import ToolCalling
 from saccade.errors import ConfigError
 from saccade.evaluation.benchmarks.base import extract_answer
 from saccade.ledger import Origin
@@ -127,7 +127,7 @@ def test_a_mode_is_complete(mode):
     assert read("<think>").text == "<think>"
     assert (
         bool(protocol.tools)
-        == bool(protocol.max_turns)
+        == bool(protocol.max_tool_turns)
         == bool(protocol.final_answer_prompt)
         == bool(protocol.tool_names)
     )
@@ -181,7 +181,7 @@ def test_tags_are_tokens_as_the_published_templates_have_them_and_marks_are_not(
     )
     assert (
         tag
-        not in asyncio.run(run_episode(rude, functools.partial(ParallelCrop, show_tool_schemas=False), ctx))
+        not in asyncio.run(run_episode(rude, functools.partial(ToolCalling, show_tool_schemas=False), ctx))
         .ledger.segments[0]
         .tokens
     )
@@ -228,7 +228,9 @@ def test_videozoomer_zooms_at_its_own_rate(renderer, video_task):
 
 def test_videozoomer_receives_the_error_and_the_final_prompt(renderer, video_task):
     zoom = "<video_zoom>start=20 end=22</video_zoom>"
-    episode = run(renderer, video_task, "agentic_videozoomer", "<video_zoom>here</video_zoom>", zoom, zoom, max_turns=2)
+    episode = run(
+        renderer, video_task, "agentic_videozoomer", "<video_zoom>here</video_zoom>", zoom, zoom, max_tool_turns=2
+    )
     assert episode.status is EpisodeStatus.MAX_TURNS
     assert [result.ok for result in episode.results] == [False, True]
     first, second = list_tool_results(renderer, episode)
@@ -317,7 +319,7 @@ def test_the_overview_is_the_protocols_own_by_default(renderer, video_task, mode
 
 
 def test_limits_and_tools_may_be_given(renderer, video_task):
-    settings = {"max_turns": 1, "max_calls_per_turn": 1, "tools": {"show_frames": {"max_frames": 2}}}
+    settings = {"max_tool_turns": 1, "max_calls_per_turn": 1, "tools": {"show_frames": {"max_frames": 2}}}
     episode = run(renderer, video_task, "agentic_general", CALL + CALL, CALL, **settings)
     assert episode.status is EpisodeStatus.MAX_TURNS
     assert times(episode) == pytest.approx([21, 23])
@@ -346,7 +348,7 @@ def test_a_protocol_of_your_own_with_a_reader_of_your_own(renderer, video_task, 
         "tool_format: ./shout.py\nsystem_prompt: LOOK\nquestion: '{question} in {video}, {clock}'\n"
         "timestamp_format: '[{number}]'\n"
         "tool_result_role: user\nresult_template: 'SEEN {result}!'\n"
-        "tools: {show_frames: {max_frames: 2}}\nmax_turns: 1\n"
+        "tools: {show_frames: {max_frames: 2}}\nmax_tool_turns: 1\n"
     )
     (tmp_path / "shout.py").write_text(
         "from saccade.chat.parser import Grammar, parse_reply\nfrom saccade.types import BlockKind\n"
@@ -370,7 +372,7 @@ def test_a_protocol_of_your_own_with_a_reader_of_your_own(renderer, video_task, 
     [
         ("tool_formatt: sage\n", "tool_formatt", "sage"),
         ("tool_format: saga\n", "chat.tool_formats", "saga"),
-        ("max_turns: -1\n", "max_turns", -1),
+        ("max_tool_turns: -1\n", "max_tool_turns", -1),
         ("tool_result_role: system\n", "tool_result_role", "system"),
         ("timestamp_format: '{second}'\n", "timestamp_format", "{second}"),
         ("timestamp_format: '{'\n", "timestamp_format", "{"),

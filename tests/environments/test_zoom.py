@@ -17,7 +17,7 @@ from saccade.checks.run_checks import check_recipe
 from saccade.config.load import load_recipe
 from saccade.data.synthetic.video_writer import write_video
 from saccade.engines.scripted import Scripted
-from saccade.environments.parallel_crop import ParallelCrop
+from saccade.environments.tool_calling import ToolCalling
 from saccade.errors import ConfigError
 from saccade.ledger import Origin
 from saccade.media.cache import CachingMediaLoader
@@ -75,7 +75,7 @@ def run(renderer, of, *replies, library=None, **given):
         sampling=SamplingParams(max_tokens=2000),
         seed=5,
     )
-    return asyncio.run(run_episode(of, partial(ParallelCrop, **{"tools": TOOLS, **SIZES, **given}), ctx)), engine
+    return asyncio.run(run_episode(of, partial(ToolCalling, **{"tools": TOOLS, **SIZES, **given}), ctx)), engine
 
 
 def boxes(segment):
@@ -216,7 +216,7 @@ def test_an_unknown_tool_is_rejected_before_a_run(tools, key, value):
 def test_what_is_no_tool_is_refused(tmp_path):
     (tmp_path / "plain.py").write_text('"""Not one."""\n\n\ndef plain(word):\n    return word\n')
     with raises(ConfigError, key="environment.settings.tools", value=str(tmp_path / "plain.py")):
-        plugins.resolve("environments", "parallel_crop", {"tools": [str(tmp_path / "plain.py")]})
+        plugins.resolve("environments", "tool_calling", {"tools": [str(tmp_path / "plain.py")]})
 
 
 # ---- a model sees them ---------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_a_model_sees_what_it_zoomed_into(folder, files, tmp_path):
     """Real weights: other pixels in the box change what is sampled after it; pixels that no box shows don't."""
     recipe = load_recipe("tiny/base", ["model.num_threads=1", "sampling.max_tokens=100", f"model.path={folder}"])
     stage = TrainingComponents.from_recipe(recipe)
-    agent = partial(ParallelCrop, tools=TOOLS, show_tool_schemas=False, system_prompt="", **SIZES)
+    agent = partial(ToolCalling, tools=TOOLS, show_tool_schemas=False, system_prompt="", **SIZES)
 
     class Calling:
         """Writes the call, then lets the model go on."""

@@ -14,8 +14,8 @@ from evaluation_cases import task
 from saccade.config.schema import EvaluationConfig, RewardTerm
 from saccade.data.synthetic.video_writer import write_video
 from saccade.engines.scripted import Scripted
-from saccade.environments.parallel_crop import ParallelCrop
 from saccade.environments.single_turn import SingleTurn
+from saccade.environments.tool_calling import ToolCalling
 from saccade.errors import ConfigError, EngineError, RunError
 from saccade.evaluation.records import read_records, read_scored_episodes, read_ungraded_episodes
 from saccade.evaluation.runner import evaluate
@@ -52,7 +52,7 @@ class CountingEngine(Scripted):
         return await super().generate(request)
 
 
-def run(renderer, path, *, engine=None, tasks=TASKS, environment=ParallelCrop, media=None, **settings):
+def run(renderer, path, *, engine=None, tasks=TASKS, environment=ToolCalling, media=None, **settings):
     engine = engine or CountingEngine(renderer)
     passed = ("identity", "on_progress", "max_concurrency", "score_fn", "subset", "root")
     given = {key: settings.pop(key) for key in passed if key in settings}
@@ -314,7 +314,7 @@ def test_failed_engine_of_a_sub_agent_is_retried(renderer, tmp_path):
 
     path = tmp_path / "a.jsonl"
     (failed,) = run(renderer, path, engine=FailingEngine(renderer, replies=lambda ledger: CALL), tasks=TASKS[:1])
-    assert failed.episode.status is EpisodeStatus.TOOL_ERROR
+    assert failed.episode.status is EpisodeStatus.ENVIRONMENT_ERROR
     (retried,) = run(renderer, path, tasks=TASKS[:1])
     assert retried.episode.status is EpisodeStatus.ANSWERED
 

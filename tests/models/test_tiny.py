@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 from saccade.chat.renderer import load_renderer
 from saccade.data.synthetic import text_templates
 from saccade.data.synthetic.events import COLORS
-from saccade.environments import parallel_crop, single_turn
+from saccade.environments import single_turn, tool_calling
 from saccade.errors import ModelError
 from saccade.ledger import ImageRef, Ledger
 from saccade.models.tiny import make_tiny_model
@@ -72,8 +72,8 @@ def test_words_have_one_token_and_digits_are_separate(tokenizer):
 
 def test_words_of_packaged_prompts_and_datasets_are_single_tokens(tokenizer):
     texts = [
-        parallel_crop.SYSTEM_PROMPT,
-        parallel_crop.FINAL_ANSWER_PROMPT,
+        tool_calling.SYSTEM_PROMPT,
+        tool_calling.FINAL_ANSWER_PROMPT,
         single_turn.THINK_SYSTEM_PROMPT,
         json.dumps(crop_video.schema),
     ]

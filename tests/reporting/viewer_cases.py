@@ -48,7 +48,7 @@ def write_benchmark(folder, name, num_right, *, hostile=""):
     replies = ["C" if i < num_right else "I can't see it" for i in range(len(tasks))]
     replies[-1] = hostile or replies[-1]
     answers = {task.id: Answer(text=reply) for task, reply in zip(tasks, replies, strict=True)}
-    conditions = {"environment": "parallel_crop", "temperature": "0", "tools": "on"}
+    conditions = {"environment": "tool_calling", "temperature": "0", "tools": "on"}
     scored = [example(name="costs")]
     card = build_benchmark_result(benchmark, scored, grade(benchmark, tasks, answers), conditions=conditions)
     write_benchmark_result(folder / "evaluations" / f"{name}.jsonl", card)

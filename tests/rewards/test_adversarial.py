@@ -11,7 +11,7 @@ from judge_server import candidate, server
 
 from saccade.config.schema import RewardTerm
 from saccade.engines.scripted import Scripted
-from saccade.environments.parallel_crop import ParallelCrop
+from saccade.environments.tool_calling import ToolCalling
 from saccade.ledger import Origin
 from saccade.protocols import Context
 from saccade.rewards.compose import compose_rewards
@@ -93,7 +93,7 @@ def rollout(renderer):
             seed=1,
             frame_budget=4,
         )
-        rollouts = collect([task], lambda task: ParallelCrop, base, group_size=1, score_fn=compose_rewards(terms))
+        rollouts = collect([task], lambda task: ToolCalling, base, group_size=1, score_fn=compose_rewards(terms))
         (group,) = asyncio.run(rollouts)
         return group.episodes[0]
 

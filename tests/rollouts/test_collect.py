@@ -8,7 +8,7 @@ from error_cases import raises
 from virtual_time import run_in_virtual_time
 
 from saccade.engines.scripted import Scripted
-from saccade.environments.parallel_crop import ParallelCrop
+from saccade.environments.tool_calling import ToolCalling
 from saccade.errors import ConfigError, EngineError, MediaError
 from saccade.protocols import Context, Done, Environment, Observation
 from saccade.rewards.compose import score_each
@@ -88,7 +88,7 @@ def test_seeds_are_digested_from_run_epoch_task_and_index(renderer):
 
 
 def test_a_group_shares_its_frame_budget_and_its_prompt(renderer):
-    episodes = asyncio.run(run_one_group(task("a"), ParallelCrop, base(renderer), group_size=4, frame_budgets=[8]))
+    episodes = asyncio.run(run_one_group(task("a"), ToolCalling, base(renderer), group_size=4, frame_budgets=[8]))
     assert [episode.frame_budget for episode in episodes] == [8] * 4
     prompts = {id(episode.ledger.segments[0]) for episode in episodes}
     assert len(prompts) == 1  # the very same segment: rendered once
@@ -118,7 +118,7 @@ def test_a_failure_ends_the_episode_not_the_run(renderer, error):
 
 def test_a_missing_file_ends_its_own_group_alone(renderer):
     tasks = [task("a"), task("b", "missing.mp4")]
-    good, bad = asyncio.run(collect(tasks, each_in(ParallelCrop), base(renderer), group_size=2, score_fn=ones))
+    good, bad = asyncio.run(collect(tasks, each_in(ToolCalling), base(renderer), group_size=2, score_fn=ones))
     assert good.rewards == (1.0, 1.0)
     assert [member.episode.status for member in bad.episodes] == [EpisodeStatus.ABORTED] * 2
 
@@ -187,7 +187,7 @@ def test_episodes_at_once_are_bounded(renderer, max_concurrency, most):
 def test_events_name_their_task_and_index(renderer):
     seen = set()
     ctx = base(renderer, on_event=lambda event, data: seen.add((event, data["task"], data["index"])))
-    asyncio.run(collect([task("a"), task("b")], each_in(ParallelCrop), ctx, group_size=2, score_fn=ones))
+    asyncio.run(collect([task("a"), task("b")], each_in(ToolCalling), ctx, group_size=2, score_fn=ones))
     ends = {(name, index) for event, name, index in seen if event == "end"}
     assert ends == {("a", 0), ("a", 1), ("b", 0), ("b", 1)}
 
@@ -195,7 +195,7 @@ def test_events_name_their_task_and_index(renderer):
 def test_the_same_run_gives_the_same_groups(renderer):
     def run():
         groups = asyncio.run(
-            collect([task("a"), task("b")], each_in(ParallelCrop), base(renderer), group_size=3, score_fn=ones)
+            collect([task("a"), task("b")], each_in(ToolCalling), base(renderer), group_size=3, score_fn=ones)
         )
         return [member.episode.ledger for group in groups for member in group.episodes]
 
@@ -296,7 +296,7 @@ def test_episodes_are_scored_concurrently(renderer):
 
 
 def test_one_episode_alone(renderer):
-    assert asyncio.run(run_episode(task("a"), ParallelCrop, base(renderer))).answer == "red"
+    assert asyncio.run(run_episode(task("a"), ToolCalling, base(renderer))).answer == "red"
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def test_the_timeout_of_an_episode_starts_with_it(renderer):
     groups = run_in_virtual_time(
         collect(
             tasks,
-            each_in(ParallelCrop),
+            each_in(ToolCalling),
             base(renderer, engine, episode_timeout=0.5),
             group_size=1,
             score_fn=ones,
@@ -324,7 +324,7 @@ def test_the_timeout_of_an_episode_starts_with_it(renderer):
         )
     )
     assert [group.rewards for group in groups] == [(1.0,)] * 4
-    episode = run_in_virtual_time(run_episode(tasks[0], ParallelCrop, base(renderer, engine, episode_timeout=0.1)))
+    episode = run_in_virtual_time(run_episode(tasks[0], ToolCalling, base(renderer, engine, episode_timeout=0.1)))
     assert (episode.status, episode.error) == (EpisodeStatus.ABORTED, DEADLINE_ERROR)
     assert episode.ledger.segments  # the environment ends the episode itself and keeps its ledger
 

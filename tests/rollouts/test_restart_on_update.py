@@ -7,7 +7,7 @@ from test_collect import Quick, base, run_one_group, task
 from virtual_time import run_in_virtual_time
 
 from saccade.engines.scripted import Scripted
-from saccade.environments.parallel_crop import ParallelCrop
+from saccade.environments.tool_calling import ToolCalling
 from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.types import EpisodeStatus
 
@@ -52,7 +52,7 @@ def test_unfinished_episodes_restart_with_the_new_weights(renderer):
             return ended[-1]
 
         running = asyncio.create_task(
-            run_one_group(task("a"), ParallelCrop, base(renderer, engine), group_size=4, run_fn=run)
+            run_one_group(task("a"), ToolCalling, base(renderer, engine), group_size=4, run_fn=run)
         )
         while engine.num_answers < 4 or len(ended) < 2:
             await asyncio.sleep(0.001)
@@ -110,7 +110,7 @@ def test_episodes_cancelled_before_they_begin_leave_no_task(renderer):
         renewal = RestartOnUpdate()
         with renewal.cancel_episodes():
             running = asyncio.create_task(
-                run_one_group(task("a"), ParallelCrop, base(renderer), group_size=3, run_fn=renewal.run_episode)
+                run_one_group(task("a"), ToolCalling, base(renderer), group_size=3, run_fn=renewal.run_episode)
             )
             await asyncio.sleep(0.01)
             running.cancel()

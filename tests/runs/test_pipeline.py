@@ -240,7 +240,11 @@ def test_a_changed_byte_of_a_checkpoint_is_refused_before_it_is_used(run_copy, t
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "what"),
-    [("model.dtype=bfloat16", "precision"), ("environment.settings.max_turns=1", "environment"), ("seed=9", "seed")],
+    [
+        ("model.dtype=bfloat16", "precision"),
+        ("environment.settings.max_tool_turns=1", "environment"),
+        ("seed=9", "seed"),
+    ],
 )
 def test_other_settings_are_rejected(run_copy, setting, what):
     fail(RunError, "eval", run_copy[0], setting, key=run_copy[0] / "evaluations" / "test.jsonl", value=(what,))

@@ -162,16 +162,16 @@ def test_metrics_of_a_mode():
 
 
 def test_settings_of_the_environments_apply_to_named_ones_that_have_them():
-    settings = ["validation.environment_settings={max_turns: 29, num_frames: 3}"]
-    named = "environments={game: {name: python, settings: {max_turns: 2}}, plain: {name: single_turn}}"
+    settings = ["validation.environment_settings={max_tool_turns: 29, num_frames: 3}"]
+    named = "environments={game: {name: python, settings: {max_tool_turns: 2}}, plain: {name: single_turn}}"
     recipe = load_recipe("tiny/para_grpo", [*settings, named])
     changed = apply_validation_settings(recipe)
-    assert (changed.environment.settings["max_turns"], recipe.environment.settings["max_turns"]) == (29, 2)
-    assert changed.environments["game"].settings == {"max_turns": 29, "num_frames": 3}
-    assert changed.environments["plain"].settings == {"num_frames": 3}  # it has no max_turns
+    assert (changed.environment.settings["max_tool_turns"], recipe.environment.settings["max_tool_turns"]) == (29, 2)
+    assert changed.environments["game"].settings == {"max_tool_turns": 29, "num_frames": 3}
+    assert changed.environments["plain"].settings == {"num_frames": 3}  # it has no max_tool_turns
     check_recipe(recipe)
-    with raises(ConfigError, key="environment.settings.max_turn"):
-        check_recipe(load_recipe("tiny/para_grpo", ["validation.environment_settings={max_turn: 29}"]))
+    with raises(ConfigError, key="environment.settings.max_tool_turn"):
+        check_recipe(load_recipe("tiny/para_grpo", ["validation.environment_settings={max_tool_turn: 29}"]))
 
 
 def test_the_metric_of_the_best_checkpoints_exists():

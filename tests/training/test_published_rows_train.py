@@ -31,13 +31,13 @@ from saccade.training import rl
 
 PIXELS = {"image_pixels": [256, 1024], "frame_pixels": [256, 1024], "max_context_tokens": 4096, "num_frames": 4}
 PYTHON = {
-    "max_turns": 2,
+    "max_tool_turns": 2,
     "system_prompt_source": "row",
     "final_answer_prompt": "",
     "tools": {"python": {"timeout": 60.0}},
 }
 ENVIRONMENTS = {
-    "default": {"name": "parallel_crop", "settings": {**PIXELS, "system_prompt_source": "row", "force_think": True}},
+    "default": {"name": "tool_calling", "settings": {**PIXELS, "system_prompt_source": "row", "force_think": True}},
     "pyvision_gym_w_image_hint": {"name": "python", "settings": {**PIXELS, **PYTHON}},
     "pyvision_gym_wo_image_hint": {"name": "python", "settings": {**PIXELS, **PYTHON, "image_in_prompt": False}},
     "pyvision_gym_wo_video_hint": {"name": "python", "settings": {**PIXELS, **PYTHON}},

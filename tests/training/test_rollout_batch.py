@@ -413,7 +413,7 @@ def test_a_step_does_not_wait_for_its_slowest_group(workspace, surplus):
 def test_finished_episodes_of_a_cancelled_group_are_discarded(workspace):
     """One of the slow group's two episodes finishes, the other never does."""
     prompt_index = find_unique_prompt(workspace)
-    settings = ("rl.selection.over_provision=1.3", "environment.settings.max_turns=0")
+    settings = ("rl.selection.over_provision=1.3", "environment.settings.max_tool_turns=0")
     components, records = load_blocking(workspace, prompt_index, *settings, num_allowed=1), []
 
     async def record_rollouts(stage, step, new_records):

@@ -78,13 +78,13 @@ class EpisodeSize:
 
     conversations: tuple[ConversationSize, ...]
     sub_agent: ConversationSize | None
-    max_turns: int  # with tools
+    max_tool_turns: int  # with tools
     calls_per_turn: int
 
     @property
     def num_sub_agents(self) -> int:
         """The most sub-agents that an episode can have."""
-        return self.max_turns * self.calls_per_turn if self.sub_agent else 0
+        return self.max_tool_turns * self.calls_per_turn if self.sub_agent else 0
 
     @property
     def longest(self) -> ConversationSize:
@@ -159,7 +159,7 @@ def estimate_episode(
     """
     settings, count_tokens = resolve_settings("environments", recipe.environment), build_token_counter(recipe, sizes)
     tools = resolve_tool_settings(settings)
-    turns = settings.get("max_turns", 0) if tools else 0
+    turns = settings.get("max_tool_turns", 0) if tools else 0
     calls = settings.get("max_calls_per_turn", 1) if settings.get("parallel_tool_calls", True) else 1
     calls = calls if assumptions.calls_per_turn is None else min(calls, assumptions.calls_per_turn)
     reply = min(recipe.sampling.max_tokens, assumptions.reply_tokens or recipe.sampling.max_tokens)
@@ -213,7 +213,7 @@ def estimate_episode(
         if turns and load_tool(name).may_run_sub_agent
     ]
     largest = max(sub_agents, key=lambda conversation: conversation.total_tokens, default=None)
-    return EpisodeSize(conversations=tuple(main), sub_agent=largest, max_turns=turns, calls_per_turn=calls)
+    return EpisodeSize(conversations=tuple(main), sub_agent=largest, max_tool_turns=turns, calls_per_turn=calls)
 
 
 def count_tool_visual_tokens(tool: Mapping[str, Any], calls: int, turns: int, factor: int) -> int:
@@ -345,7 +345,7 @@ def _require_plannable(num_groups: int, group_size: int, episode: EpisodeSize) -
         {
             "rl.prompts_per_step": num_groups,
             "rl.group_size": num_groups * group_size,
-            "environment.settings.max_turns": num_groups * group_size * episode.num_sub_agents,
+            "environment.settings.max_tool_turns": num_groups * group_size * episode.num_sub_agents,
             "environment.settings.max_context_tokens": episode.longest.total_tokens,
         }
     )

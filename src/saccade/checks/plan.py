@@ -93,7 +93,7 @@ def summarize_recipe(
             f"{conversation.num_frames}: {conversation.prompt_tokens:,} ({conversation.visual_tokens:,})"
             for conversation in episode.conversations
         )
-        turns = f"{episode.max_turns} tool turns of {episode.calls_per_turn} calls"
+        turns = f"{episode.max_tool_turns} tool turns of {episode.calls_per_turn} calls"
         lines[f"{prefix}environment"] = f"{plugin.name}: {turns}"
         lines[f"{prefix}prompt"] = f"{unit}: tokens (visual): {prompts}; {media} {size}"
         if sub_agent:
@@ -126,7 +126,7 @@ def _build_rollout_rows(
     rows = [
         ("episodes", f"{cost.num_episodes:,}", prompts),
         ("images", f"{cost.num_images:,}", "overviews once per prompt, windows once per sub-agent"),
-        ("sampled tokens", f"{cost.sampled_tokens:,}", f"{episode.max_turns + 1} replies per episode"),
+        ("sampled tokens", f"{cost.sampled_tokens:,}", f"{episode.max_tool_turns + 1} replies per episode"),
     ]
     if sub_agent:
         sub_agents = f"{cost.num_episodes * episode.num_sub_agents:,} sub-agents with {sub_agent.sampled_tokens:,} each"

@@ -197,9 +197,9 @@ def build_workload(
     """Describe a step of the recipe; a usual reply (`--reply`) has a long tail, the longest reply has none."""
     rl, longest = recipe.rl, episode.longest
     num_collected, num_started = rl.selection.compute_start_counts(rl.prompts_per_step)
-    num_calls = episode.max_turns * episode.calls_per_turn
+    num_calls = episode.max_tool_turns * episode.calls_per_turn
     max_tokens = recipe.sampling.max_tokens
-    reply = LogNormal(mean=longest.sampled_tokens / (episode.max_turns + 1))
+    reply = LogNormal(mean=longest.sampled_tokens / (episode.max_tool_turns + 1))
     if assumptions.reply_tokens is not None and assumptions.reply_tokens < max_tokens:
         reply = LogNormal(mean=assumptions.reply_tokens, sigma=REPLY_SIGMA, maximum=max_tokens)
     sub_agent = None
@@ -216,7 +216,7 @@ def build_workload(
             for prompt in episode.assign_frame_budgets(len(episode.conversations))
         ],
         reply_tokens=reply,
-        tool_turns=episode.max_turns,
+        tool_turns=episode.max_tool_turns,
         calls_per_turn=episode.calls_per_turn,
         tokens_per_result=(longest.completion_tokens - longest.sampled_tokens) // num_calls if num_calls else 0,
         sub_agent=sub_agent,

@@ -545,7 +545,7 @@ class SftConfig(StageConfig):
     # are any. This key and auxiliary_warmup need order=with_replacement
     auxiliary_fraction: Fraction = 0.5
     auxiliary_warmup: Fraction = 0.0  # initial steps on auxiliary demonstrations only, fraction of the steps
-    # environment settings that replace those of RL. A demonstration of more turns than max_turns can't be trained on,
+    # environment settings that replace those of RL. A demonstration of more turns than max_tool_turns can't be trained on,
     # so raise it here if there are any
     environment_settings: dict[str, Any] = Field(default_factory=dict)
     # action for a demonstration that can't be replayed completely. refuse = stop before the first step; skip = leave it
@@ -841,7 +841,7 @@ class Recipe(Section):
     synthetic: SyntheticConfig = SyntheticConfig()  # synthetic dataset
     data: DataConfig = DataConfig()  # files of tasks and demonstrations
     media: MediaConfig = MediaConfig()  # decoding and storing videos and images
-    environment: PluginConfig = PluginConfig(name="parallel_crop")  # default environment
+    environment: PluginConfig = PluginConfig(name="tool_calling")  # default environment
     # environments by the name that tasks select with their `environment`; all other tasks use `environment`
     environments: dict[str, EnvironmentConfig] = Field(default_factory=dict)
     engine: PluginConfig = PluginConfig(name="local")  # inference engine

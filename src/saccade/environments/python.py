@@ -44,7 +44,7 @@ class PythonSettings(ToolSettings):
     tools: Tools = DEFAULT_TOOLS  # tools by name; other tools than python are called with <tool_call>
     video_in_prompt: bool = False  # show an overview of a video's frames; otherwise only its size, length and rate
     image_in_prompt: bool = True  # show the task's images; otherwise only their sizes, and code shows what it takes
-    max_turns: NonNegativeInt = 4  # turns whose code is run; one more reply follows the last one
+    max_tool_turns: NonNegativeInt = 4  # turns whose code is run; one more reply follows the last one
     max_calls_per_turn: PositiveInt = 1  # code blocks per turn; further ones are refused
     num_frames: PositiveInt = 16  # frames of all videos together, unless the task has a frame budget
     max_tool_result_tokens: PositiveInt = 2048  # longest text of a result, tokens; the rest is truncated
@@ -54,7 +54,7 @@ class PythonSettings(ToolSettings):
 
 
 class Python(ToolEnvironment):
-    """Run the Python blocks of each reply: `max_calls_per_turn` per turn, `max_turns` turns.
+    """Run the Python blocks of each reply: `max_calls_per_turn` per turn, `max_tool_turns` turns.
 
     The published environment runs the last block of a turn, or a fence outside of a block; here every further block is
     refused with an error result, and a fence alone is text. Images, and frames in the prompt, are named and bound as

@@ -60,7 +60,7 @@ class PromptFormat(Section):
     tools: Tools = Field(default_factory=dict)
     tool_names: tuple[str, ...] = ()
     accept_untagged_answer: bool = True
-    max_turns: NonNegativeInt = 0
+    max_tool_turns: NonNegativeInt = 0
     max_calls_per_turn: PositiveInt = 1
 
 
@@ -111,7 +111,7 @@ class ThirdPartyFormatSettings(Section):
     # packaged prompt format, or path of a .yaml file
     prompt_format: Annotated[str, AfterValidator(_validate_prompt_format)] = "agentic_general"
     tools: Tools | None = None  # tools by name, each with its own settings; {} = the control without tools
-    max_turns: NonNegativeInt | None = None  # turns whose calls are run
+    max_tool_turns: NonNegativeInt | None = None  # turns whose calls are run
     max_calls_per_turn: PositiveInt | None = None  # calls per turn
     num_frames: PositiveInt | None = None  # frames of all videos together, unless the task has a frame budget
     frame_pixels: IntRange | None = None  # minimum and maximum pixels per frame

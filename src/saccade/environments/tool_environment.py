@@ -55,7 +55,7 @@ class ToolSettings(PromptSettings):
     """Settings of environments with tools."""
 
     tools: Tools = NO_TOOLS  # tools by name, each with its own settings
-    max_turns: NonNegativeInt = 3  # turns whose calls are run; one more reply follows the last one
+    max_tool_turns: NonNegativeInt = 3  # turns whose calls are run; one more reply follows the last one
     max_calls_per_turn: PositiveInt = 5  # calls per turn
     max_tool_result_tokens: PositiveInt = 512  # longest text of a result, tokens; the rest is truncated
     force_think: bool = True  # start every reply with <think>
@@ -107,7 +107,7 @@ class ToolEnvironment(ConfiguredEnvironment):
             return Done(status=EpisodeStatus.ANSWERED)  # calls beside an answer are not run: no turn would show them
         if not reply.calls:
             return Done(status=EpisodeStatus.NO_ANSWER)
-        if turn >= self.max_turns:
+        if turn >= self.max_tool_turns:
             return Done(status=EpisodeStatus.MAX_TURNS)
         results, children = await self.run_calls(turn, reply.calls, ctx)
         messages = self.build_result_messages(results)
@@ -146,9 +146,9 @@ class ToolEnvironment(ConfiguredEnvironment):
         return tuple(self.tools_by_name)
 
     @property
-    def max_turns(self) -> int:
+    def max_tool_turns(self) -> int:
         """How many turns with calls there may be; without tools one at most, in which calls are refused."""
-        return self.settings.max_turns if self.settings.tools else min(self.settings.max_turns, 1)
+        return self.settings.max_tool_turns if self.settings.tools else min(self.settings.max_tool_turns, 1)
 
     @property
     def max_calls_per_turn(self) -> int:
@@ -249,7 +249,7 @@ class ToolEnvironment(ConfiguredEnvironment):
     @property
     def is_answer_requested(self) -> bool:
         """Whether the results of the last reply are followed by the prompt for the final answer."""
-        return self.num_turns >= self.max_turns and bool(self.settings.final_answer_prompt)
+        return self.num_turns >= self.max_tool_turns and bool(self.settings.final_answer_prompt)
 
     @property
     def max_final_answer_tokens(self) -> int | None:

@@ -305,7 +305,7 @@ def disable_tools(environments: SelectEnvironment) -> SelectEnvironment:
         make_environment: Callable[..., Environment] = environments(task)
         if not has_tools(make_environment):
             raise ConfigError(
-                "evaluation.use_tools=false needs an environment with a setting `tools`, such as parallel_crop",
+                "evaluation.use_tools=false needs an environment with a setting `tools`, such as tool_calling",
                 key="evaluation.use_tools",
                 value=False,
             )

@@ -28,7 +28,7 @@ from saccade.metrics.tool_metrics import compute_tool_metrics
 from saccade.types import CallFormat, Episode, EpisodeStatus, Group, ScoredEpisode, Task
 
 SOLVED_THRESHOLD = 0.5  # an accuracy of this or more counts as solved
-ERROR_STATUSES = frozenset({EpisodeStatus.TOOL_ERROR, EpisodeStatus.ABORTED})
+ERROR_STATUSES = frozenset({EpisodeStatus.ENVIRONMENT_ERROR, EpisodeStatus.ABORTED})
 
 SliceFn = Callable[[ScoredEpisode], str | None]
 

@@ -223,7 +223,7 @@ def explain_missing_answer(status: EpisodeStatus) -> str:
     reasons = {
         EpisodeStatus.NO_ANSWER: "the model stopped without a tool call and without a closed <answer>; train it, or "
         "give the recipe it was trained with (--recipe)",
-        EpisodeStatus.MAX_TURNS: "the turns ran out; raise environment.settings.max_turns",
+        EpisodeStatus.MAX_TURNS: "the turns ran out; raise environment.settings.max_tool_turns",
         EpisodeStatus.LENGTH: "a reply reached the limit of tokens; raise sampling.max_tokens",
         EpisodeStatus.CONTEXT_FULL: "the conversation filled the context; raise "
         "environment.settings.max_context_tokens, or show fewer frames",

@@ -3,7 +3,7 @@
 from saccade.types import Episode, EpisodeStatus, Ungraded
 
 # The environment never received the last reply; if it gave no reward before, the return is 0.
-_CUT_SHORT = (EpisodeStatus.LENGTH, EpisodeStatus.CONTEXT_FULL, EpisodeStatus.TOOL_ERROR, EpisodeStatus.ABORTED)
+_CUT_SHORT = (EpisodeStatus.LENGTH, EpisodeStatus.CONTEXT_FULL, EpisodeStatus.ENVIRONMENT_ERROR, EpisodeStatus.ABORTED)
 
 
 def environment_return(episode: Episode) -> float | Ungraded:

@@ -247,7 +247,7 @@ def require_trainable(recipe: Recipe) -> Recipe:
         if "prompt_format" in inspect.signature(plugins.load("environments", config.name)).parameters:
             raise ConfigError(
                 f"{section}.name: {config.name} uses a prompt format that rewards can't read, so it can be evaluated "
-                "but not trained; train with parallel_crop, for example",
+                "but not trained; train with tool_calling, for example",
                 key=f"{section}.name",
                 value=config.name,
             )

@@ -163,7 +163,7 @@ class Rollout:
         try:
             outcome = await self.environment.step(reply, self.ctx)
         except EPISODE_ERRORS as error:
-            self.end(EpisodeStatus.TOOL_ERROR, str(error))
+            self.end(EpisodeStatus.ENVIRONMENT_ERROR, str(error))
             return
         self.children += outcome.children
         self.turns[-1] = Turn(reply=reply, results=outcome.results, reward=outcome.reward)

@@ -401,7 +401,7 @@ def _build_endings(answer: str) -> list[tuple[EpisodeStatus, tuple[Turn, ...]]]:
         (EpisodeStatus.LENGTH, (unclosed,)),
         (EpisodeStatus.NO_ANSWER, (Turn(reply=_build_reply()),)),
         (EpisodeStatus.CONTEXT_FULL, (called,)),
-        (EpisodeStatus.TOOL_ERROR, (Turn(reply=called.reply),)),
+        (EpisodeStatus.ENVIRONMENT_ERROR, (Turn(reply=called.reply),)),
         (EpisodeStatus.ABORTED, ()),
     ]
 

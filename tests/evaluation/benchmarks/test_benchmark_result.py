@@ -255,13 +255,13 @@ def test_conditions_describe_the_evaluation():
         "frame_budgets=[8,16]",
         "use_tools=false",
         "limit=9",
-        "environment_settings.max_turns=9",
+        "environment_settings.max_tool_turns=9",
     ]
     settings = [f"evaluation.{setting}" for setting in settings]
-    recipe = load_recipe("tiny/para_grpo", [*settings, "environment.settings.max_turns=2"])
+    recipe = load_recipe("tiny/para_grpo", [*settings, "environment.settings.max_tool_turns=2"])
     found = describe_conditions(recipe, None)
-    assert found["environment"] == "parallel_crop"
-    assert found["environment.max_turns"] == "9"
+    assert found["environment"] == "tool_calling"
+    assert found["environment.max_tool_turns"] == "9"
     assert (found["tools"], found["temperature"], found["frames"]) == ("off", "0.7", "8, 16")
     assert found["at most"] == "9 questions"
     assert not {"samples", "options"} & found.keys()

@@ -49,7 +49,7 @@ def test_published_settings_of_a_benchmark():
     )
     assert charades.evaluation.environment_settings == {}
     assert describe_conditions(charades, None)["environment.prompt_format"] == "agentic_minimal"
-    assert videomme.environment.name == "parallel_crop"
+    assert videomme.environment.name == "tool_calling"
 
 
 def test_the_command_line_applies_after_the_benchmark():
@@ -57,8 +57,8 @@ def test_the_command_line_applies_after_the_benchmark():
     assert apply("pyvision/image_rl", "vstar", "evaluation.benchmarks.vstar=[]").evaluation.num_samples == 1
     general = apply("paravt/para_grpo", "charades_sta", "environment.settings.prompt_format=agentic_general")
     assert general.environment.settings["prompt_format"] == "agentic_general"
-    same = apply("paravt/para_grpo", "charades_sta", "environment.settings.max_turns=2", "seed=3")
-    assert (same.environment.settings, same.seed) == ({"prompt_format": "agentic_minimal", "max_turns": 2}, 3)
+    same = apply("paravt/para_grpo", "charades_sta", "environment.settings.max_tool_turns=2", "seed=3")
+    assert (same.environment.settings, same.seed) == ({"prompt_format": "agentic_minimal", "max_tool_turns": 2}, 3)
 
 
 def test_an_override_keeps_everything_else():
@@ -99,7 +99,7 @@ def test_the_report_shows_the_settings_of_its_benchmark(tmp_path, tiny_folder):
     ]
     words += ["--benchmark-data", tmp_path / "copies", "--out", tmp_path / "run"]
     output = " ".join(good(*words).split())
-    assert "environment parallel_crop, tools on, temperature 0.5, samples 2 per question" in output
+    assert "environment tool_calling, tools on, temperature 0.5, samples 2 per question" in output
     path = tmp_path / "run" / "evaluations" / "vstar.benchmark_result.json"
     card = json.loads(path.read_text())
     assert (card["num_answers"], card["conditions"]["samples"], card["conditions"]["temperature"]) == (

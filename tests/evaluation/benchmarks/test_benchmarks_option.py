@@ -162,7 +162,7 @@ def test_shards_of_a_benchmark_are_merged_and_reported(run):
     assert "vstar (strict)" in merged
     assert "Report: " in merged
     card = json.loads((folder / "evaluations" / "vstar.benchmark_result.json").read_text())
-    assert (card["num_tasks"], card["errors"], card["conditions"]["environment"]) == (3, 1, "parallel_crop")
+    assert (card["num_tasks"], card["errors"], card["conditions"]["environment"]) == (3, 1, "tool_calling")
     assert "vstar (lenient)" in good("eval", "merge", folder, "--benchmarks", "vstar", "--scoring", "lenient")
     assert "3 / 3" in good("eval", "merge", folder, "--name", "vstar")
     merge = ["eval", "merge", folder, "--name"]

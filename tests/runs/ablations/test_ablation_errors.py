@@ -33,7 +33,7 @@ def test_plan_writes_nothing(tmp_path):
         (["gating", "--condition", "usal"], "--condition", "'usual'"),
         (["gating", "rl.stepz=3"], "rl.stepz", "rl.steps"),
         (["gating", "rl.steps=many"], "rl.steps", ""),
-        (["gating", "environment.settings.max_turn=3"], "environment.settings.max_turn", "'max_turns'"),
+        (["gating", "environment.settings.max_tool_turn=3"], "environment.settings.max_tool_turn", "'max_tool_turns'"),
     ],
 )
 def test_invalid_argument_is_named(arguments, key, suggestion, tmp_path):

@@ -2,7 +2,7 @@
 
 from saccade.types import EpisodeStatus, ScoredEpisode
 
-_FAILURES = (EpisodeStatus.TOOL_ERROR, EpisodeStatus.ABORTED, EpisodeStatus.LENGTH)
+_FAILURES = (EpisodeStatus.ENVIRONMENT_ERROR, EpisodeStatus.ABORTED, EpisodeStatus.LENGTH)
 
 
 def statuses(

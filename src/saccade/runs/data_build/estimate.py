@@ -127,7 +127,7 @@ def _estimate_episodes(clip: Clip, recipe: DataBuildRecipe, image_token_size: in
     if isinstance(environment, ToolEnvironment | SingleTurn):
         prompt = min(_count_prompt_tokens(clip, recipe, environment, image_token_size), limit)
     if isinstance(environment, ToolEnvironment):
-        num_turns = environment.max_turns
+        num_turns = environment.max_tool_turns
         tools = resolve_tool_settings({"tools": environment.settings.tools})
         if asking := [tool for name, tool in tools.items() if load_tool(name).may_run_sub_agent]:
             num_sub_agents = num_turns * environment.max_calls_per_turn

@@ -21,8 +21,8 @@ FINAL_ANSWER_PROMPT = "No more calls are possible. Give your answer now, inside 
 DEFAULT_TOOLS: Mapping[str, Mapping[str, Any]] = {"crop_video": {}}
 
 
-class ParallelCropSettings(ToolSettings):
-    """Settings of `parallel_crop`."""
+class ToolCallingSettings(ToolSettings):
+    """Settings of `tool_calling`."""
 
     tools: Tools = DEFAULT_TOOLS  # tools by name, each with its own settings
     parallel_tool_calls: bool = True  # false = one call per turn: further ones are refused, whatever max_calls_per_turn
@@ -31,10 +31,10 @@ class ParallelCropSettings(ToolSettings):
     final_answer_prompt: str = FINAL_ANSWER_PROMPT  # user's message after the last tool turn; empty = none
 
 
-class ParallelCrop(ToolEnvironment):
+class ToolCalling(ToolEnvironment):
     """Show an overview, then run the calls of each reply concurrently, at most `max_calls_per_turn` of them."""
 
-    settings: ParallelCropSettings
+    settings: ToolCallingSettings
 
     @property
     def tool_schemas(self) -> tuple[Mapping[str, Any], ...]:
@@ -47,4 +47,4 @@ class ParallelCrop(ToolEnvironment):
         return self.settings.max_calls_per_turn if self.settings.parallel_tool_calls else 1
 
 
-parallel_crop = ParallelCrop
+tool_calling = ToolCalling

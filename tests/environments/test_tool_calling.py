@@ -1,4 +1,4 @@
-"""Tool environments, by the example of parallel_crop: turns, calls, limits, statuses, seeds, live events."""
+"""Tool environments, by the example of tool_calling: turns, calls, limits, statuses, seeds, live events."""
 
 import asyncio
 import functools
@@ -9,8 +9,8 @@ from error_cases import raises
 from virtual_time import run_in_virtual_time
 
 from saccade.engines.scripted import Scripted
-from saccade.environments.parallel_crop import FINAL_ANSWER_PROMPT, ParallelCrop
 from saccade.environments.single_turn import SingleTurn
+from saccade.environments.tool_calling import FINAL_ANSWER_PROMPT, ToolCalling
 from saccade.errors import ConfigError
 from saccade.ledger import Ledger, Origin
 from saccade.protocols import Context
@@ -47,7 +47,7 @@ def script(renderer, *replies, child="nothing"):
     return Scripted(renderer, replies=say)
 
 
-def run(renderer, engine, environment=ParallelCrop, task=TASK, run_coroutine=asyncio.run, **settings):
+def run(renderer, engine, environment=ToolCalling, task=TASK, run_coroutine=asyncio.run, **settings):
     changes = {key: settings.pop(key) for key in ("frame_budget", "on_event", "seed") if key in settings}
     sampling = SamplingParams(max_tokens=settings.pop("max_tokens", 200))
     given = {"engine": engine, "renderer": renderer, "media": FakeMediaLoader(), "sampling": sampling, "seed": 5}
@@ -61,7 +61,7 @@ def text(renderer, segment):
 
 def test_an_answer_ends_it(renderer):
     episode = run(renderer, script(renderer, ANSWER))
-    assert (episode.status, episode.answer, episode.environment) == (EpisodeStatus.ANSWERED, "red", "parallel_crop")
+    assert (episode.status, episode.answer, episode.environment) == (EpisodeStatus.ANSWERED, "red", "tool_calling")
     prompt, forced, completion = episode.ledger.segments
     assert (forced.origin, text(renderer, forced)) == (Origin.PREFILL, "<think>\n")
     assert episode.turns[0].reply.prefill == "<think>\n"
@@ -171,7 +171,7 @@ def test_an_answer_beside_calls_ends_it_and_the_calls_are_not_run(renderer):
 
 def test_after_the_last_tool_turn_an_answer_is_demanded(renderer):
     look = f"</think>{call(0)}"
-    episode = run(renderer, script(renderer, look, look, look), max_turns=2)
+    episode = run(renderer, script(renderer, look, look, look), max_tool_turns=2)
     assert episode.status is EpisodeStatus.MAX_TURNS
     assert [len(turn.results) for turn in episode.turns] == [1, 1, 0]
     first, second = [text(renderer, one) for one in episode.ledger.segments if one.origin is Origin.TOOL]
@@ -239,8 +239,8 @@ class Broken(Scripted):
     [
         (0, None, EpisodeStatus.ABORTED),
         (0, FinishReason.ABORTED, EpisodeStatus.ABORTED),
-        (2, None, EpisodeStatus.TOOL_ERROR),
-        (2, FinishReason.ABORTED, EpisodeStatus.TOOL_ERROR),
+        (2, None, EpisodeStatus.ENVIRONMENT_ERROR),
+        (2, FinishReason.ABORTED, EpisodeStatus.ENVIRONMENT_ERROR),
         (3, None, EpisodeStatus.ABORTED),
     ],
 )
@@ -272,7 +272,7 @@ def under_deadline(renderer, engine, *, media=None, seconds=0.05):
             "sampling": SamplingParams(),
         }
         soon = asyncio.get_running_loop().time() + seconds
-        return await run_episode(TASK, ParallelCrop, Context(**given, seed=5, deadline=soon))
+        return await run_episode(TASK, ToolCalling, Context(**given, seed=5, deadline=soon))
 
     return run_in_virtual_time(body())
 
@@ -311,9 +311,9 @@ def test_a_time_out_inside_is_not_taken_for_the_deadline(renderer):
         async def generate(self, request):
             raise TimeoutError
 
-    with raises(ConfigError, key="environment.name", value="parallel_crop"):
+    with raises(ConfigError, key="environment.name", value="tool_calling"):
         run(renderer, Late(renderer))
-    with raises(ConfigError, key="environment.name", value="parallel_crop"):
+    with raises(ConfigError, key="environment.name", value="tool_calling"):
         under_deadline(renderer, Late(renderer), seconds=30)
 
 
@@ -409,7 +409,7 @@ def test_single_turn(renderer, force_think, prefill):
 
 
 def test_an_empty_system_text_is_left_out(renderer):
-    plain = functools.partial(ParallelCrop, system_prompt="", show_tool_schemas=False)
+    plain = functools.partial(ToolCalling, system_prompt="", show_tool_schemas=False)
     episode = run(renderer, script(renderer, ANSWER), environment=plain, frame_budget=4)
     assert text(renderer, episode.ledger.segments[0]).startswith("<|im_start|>user\n<8.0 seconds>")
 
@@ -417,7 +417,7 @@ def test_an_empty_system_text_is_left_out(renderer):
 def test_a_window_too_large_for_the_context_is_an_error_to_read(renderer):
     wide = {"crop_video": {"frame_range": (200, 200)}}
     small = functools.partial(
-        ParallelCrop, system_prompt="", show_tool_schemas=False, tools=wide, max_context_tokens=800
+        ToolCalling, system_prompt="", show_tool_schemas=False, tools=wide, max_context_tokens=800
     )
     episode = run(renderer, script(renderer, f"</think>{call(0, 16)}", ANSWER), environment=small, frame_budget=1)
     assert "800" in episode.results[0].error
