@@ -61,11 +61,11 @@ class LongTailEngine(Scripted):
 
 @dataclass(slots=True, kw_only=True)
 class Measurement:
-    """A run: when its steps had ended (wall and CPU seconds), their metrics, and the ages of their groups."""
+    """A run: when its steps had ended (wall and CPU seconds), their metrics, and the staleness of their groups."""
 
     ends: list[tuple[float, float]] = field(default_factory=list)
     rows: list[Mapping[str, float]] = field(default_factory=list)
-    ages: Counter[int] = field(default_factory=Counter)
+    staleness: Counter[int] = field(default_factory=Counter)
     most_in_progress: int = 0
 
     def compute_seconds(self, clock: int) -> float:
@@ -92,7 +92,7 @@ def measure(
     def record_ages(step: int, groups: Sequence[Group]) -> None:
         for group in groups:
             versions = [version for scored in group.episodes for version in scored.episode.ledger.versions()]
-            measurement.ages[step - min(version for version in versions if version >= 0)] += 1
+            measurement.staleness[step - min(version for version in versions if version >= 0)] += 1
 
     numbers = itertools.count()
     score_fn = score_each(lambda episode: Score(value=float(next(numbers) % 2)))  # so that groups have advantages
@@ -103,11 +103,11 @@ def measure(
 
 
 def build_row(name: str, runs: Sequence[Measurement], baseline: Sequence[Measurement]) -> dict[str, Any]:
-    """Return one line: medians over the runs, and the ages of all groups."""
+    """Return one line: medians over the runs, and the staleness of all groups."""
     seconds, base = (statistics.median(run.compute_seconds(0) for run in side) for side in (runs, baseline))
     pairs = zip(runs, baseline, strict=True)
     ratios = [before.compute_seconds(0) / run.compute_seconds(0) for run, before in pairs]  # by seed
-    ages = sum((run.ages for run in runs), Counter[int]())
+    staleness = sum((run.staleness for run in runs), Counter[int]())
     return {
         "side": name,
         "s a step": seconds,
@@ -117,7 +117,7 @@ def build_row(name: str, runs: Sequence[Measurement], baseline: Sequence[Measure
         "groups cancelled a step": statistics.mean(row["groups/cancelled"] for run in runs for row in run.rows),
         "waiting for rollouts": statistics.median(run.compute_waiting_share() for run in runs),
         "in progress, most": max(run.most_in_progress for run in runs),
-        "ages": ", ".join(f"{age}: {ages[age] / ages.total():.0%}" for age in sorted(ages)),
+        "staleness": ", ".join(f"{lag}: {staleness[lag] / staleness.total():.0%}" for lag in sorted(staleness)),
         "runs": len(runs),
     }
 

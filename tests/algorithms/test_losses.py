@@ -164,27 +164,27 @@ def test_tokens_above_a_cap_can_be_dropped():
         [gradient] = torch.autograd.grad(loss, logp)
         return loss.item(), gradient.tolist(), stats["frac_tis_truncated"].item()
 
-    loss, gradient, _ = compute(above_tis_cap="drop")
+    loss, gradient, _ = compute(above_tis_cap="mask")
     assert (loss, gradient) == (pytest.approx(-(0.5 + 5 + 5) / 4), pytest.approx([0.0, -0.125, -1.25, -1.25]))
     # exp(log 5) is 5 up to rounding: a cap slightly above keeps the last token.
-    loss, gradient, truncated = compute(above_stale_tis_cap="drop", stale_tis_cap=5.001)
+    loss, gradient, truncated = compute(above_stale_tis_cap="mask", stale_tis_cap=5.001)
     assert (loss, truncated) == (pytest.approx(-(2 + 0.5 + 5) / 4), 0.5)
     assert gradient == pytest.approx([-0.5, -0.125, 0.0, -1.25])
-    loss, gradient, _ = compute(above_tis_cap="drop", above_stale_tis_cap="drop", tis_cap=5.0, stale_tis_cap=4.9)
+    loss, gradient, _ = compute(above_tis_cap="mask", above_stale_tis_cap="mask", tis_cap=5.0, stale_tis_cap=4.9)
     assert (loss, gradient) == (pytest.approx(-4.5 / 4), pytest.approx([-1.0, -0.125, 0.0, 0.0]))
 
 
 def test_a_dropped_token_keeps_its_kl_term():
     logp, engine, ref = tensor([-1.0]), tensor([-3.0]), tensor([-1.5])
-    chosen = {"settings": LossConfig(above_tis_cap="drop"), "engine_logp_N": engine, "ref_logp_N": ref}
+    chosen = {"settings": LossConfig(above_tis_cap="mask"), "engine_logp_N": engine, "ref_logp_N": ref}
     loss, _ = compute_policy_loss(logp, None, tensor([1.0]), tensor([1.0]), kl_coef=0.1, **chosen)
     assert loss.item() == pytest.approx(0.1 * (math.exp(-0.5) + 0.5 - 1))
 
 
 @pytest.mark.parametrize("cap", ["tis_cap", "stale_tis_cap"])
 def test_dropping_needs_a_cap(cap):
-    with raises(ConfigError, key=f"rl.loss.above_{cap}", value="drop"):
-        load_recipe("tiny/para_grpo", [f"rl.loss={{{cap}: null, above_{cap}: drop}}"])
+    with raises(ConfigError, key=f"rl.loss.above_{cap}", value="mask"):
+        load_recipe("tiny/para_grpo", [f"rl.loss={{{cap}: null, above_{cap}: mask}}"])
 
 
 def test_approx_kl_is_unbiased_for_samples_of_the_old_policy():
@@ -216,7 +216,7 @@ def test_with_the_engine_as_old_policy_only_the_ratio_holds_the_difference():
     [
         ("rl.loss.old_logprobs=engine", "rl.loss"),
         ("rl.loss={old_logprobs: engine, tis_cap: null}", "rl.loss"),
-        ("rl.kl={loss_coef: 0.1, reward_coef: 0.1}", "rl.kl"),
+        ("rl.kl={loss_coef: 0.1, advantage_coef: 0.1}", "rl.kl"),
     ],
 )
 def test_settings_that_count_a_term_twice_are_rejected(override, section):

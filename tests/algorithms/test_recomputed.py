@@ -32,7 +32,7 @@ losses_st = st.builds(
     token_sum_divisor=st.just(7.0),
     tis_cap=st.sampled_from([None, 0.9, 2.0]),
     stale_tis_cap=st.sampled_from([1.1, 5.0]),
-    above_stale_tis_cap=st.sampled_from(["truncate", "drop"]),
+    above_stale_tis_cap=st.sampled_from(["truncate", "mask"]),
 )
 
 
@@ -75,7 +75,7 @@ def token_ratio(data, index, loss):
 def tis_weight(data, index, loss):
     cap = loss.stale_tis_cap if data["stale"][index] else loss.tis_cap
     weight = math.exp(data["old"][index] - data["engine"][index])
-    if data["stale"][index] and loss.above_stale_tis_cap == "drop" and weight > cap:
+    if data["stale"][index] and loss.above_stale_tis_cap == "mask" and weight > cap:
         return 0.0
     return 1.0 if cap is None else min(weight, cap)
 

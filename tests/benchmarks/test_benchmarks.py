@@ -209,7 +209,7 @@ def test_stragglers(run):
 def test_streaming(run):
     sizes = ("--prompts", "2", "--group-size", "2", "--steps", "4", "--staleness", "1", "--seconds", "0.01")
     rows = run("streaming", "--rounds", "1", *sizes)
-    barrier, in_turns, *others = (row["ages"] for row in rows)
+    barrier, in_turns, *others = (row["staleness"] for row in rows)
     assert in_turns == "0: 100%"
     assert all({age.split(":")[0] for age in ages.split(", ")} <= {"0", "1"} for ages in (barrier, *others))
     assert {row["in progress, most"] for row in rows} == {4}

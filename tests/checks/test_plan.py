@@ -366,11 +366,11 @@ def count_vision_parameters():
 
 def test_reference_weights_follow_the_recipes_device():
     none, there = (
-        needs("paravt/para_grpo", f"rl.kl={{reward_coef: 0.01, reference_device: {place}}}")
+        needs("paravt/para_grpo", f"rl.kl={{advantage_coef: 0.01, reference_device: {place}}}")
         for place in ("cpu", "device")
     )
     assert (none.reference_weights, there.reference_weights) == (0, there.weights - 2 * count_vision_parameters())
-    assert needs("paravt/para_grpo", "rl.kl={reward_coef: 0, reference_device: device}").reference_weights == 0
+    assert needs("paravt/para_grpo", "rl.kl={advantage_coef: 0, reference_device: device}").reference_weights == 0
 
 
 def test_longer_rows_need_more_activations():

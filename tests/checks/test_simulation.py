@@ -64,7 +64,7 @@ MODES = {
     "in turns": {},
     "barrier": {"max_staleness": 2},
     "streaming": {"max_staleness": 2, "is_streaming": True},
-    "truncate": {"max_staleness": 2, "is_streaming": True, "waits_for_stale": False},
+    "mask": {"max_staleness": 2, "is_streaming": True, "waits_for_stale": False},
     "over-provisioned": {"started_per_round": 9},
     "rounds": {"rounds_per_step": 3},
 }

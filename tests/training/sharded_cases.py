@@ -80,7 +80,7 @@ CASES = {
     "rl": Case("rl", (*ADAMW, "rl.mini_batches=2")),
     "rl texts": Case("rl", ADAMW, change_samples=replace_by_texts),
     "rl kl": Case("rl", (*ADAMW, "rl.kl.loss_coef=0.5", "rl.epochs_per_batch=2")),
-    "rl kl lora": Case("rl", (*ADAMW, "rl.optim.lr=1e-3", "rl.kl.reward_coef=0.5", "model.lora_rank=2")),
+    "rl kl lora": Case("rl", (*ADAMW, "rl.optim.lr=1e-3", "rl.kl.advantage_coef=0.5", "model.lora_rank=2")),
 }
 
 

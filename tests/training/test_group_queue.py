@@ -1,4 +1,4 @@
-"""The group queue: ages, each prompt once, groups that are too slow, resuming, failures, and no task left running."""
+"""The group queue: staleness, each prompt once, groups that are too slow, resuming, failures, and no task left running."""
 
 import asyncio
 import random
@@ -89,7 +89,7 @@ CONFIGS = st.builds(
         [
             {},
             {"selection": {"over_provision": 1.5}},
-            *({"streaming": True, "on_stale_group": value} for value in ("wait", "drop", "truncate")),
+            *({"streaming": True, "on_stale_group": value} for value in ("wait", "drop", "mask")),
         ]
     ),
     steps=st.integers(1, 8),
@@ -120,7 +120,7 @@ def test_ages_are_bounded_and_no_prompt_is_lost_or_repeated(config, seed):
     async def run(step, state, num_iterations):
         rollouts = Rollouts(lambda prompt_index: 40 if rng.random() < 0.15 else rng.randrange(6))
         queue = build_queue(rollouts, config, state=state, step=step)
-        if config.on_stale_group == "truncate":
+        if config.on_stale_group == "mask":
             rollouts.queue = queue
 
         def end_step(number, prompt_indices):
@@ -279,7 +279,7 @@ def test_a_slow_group_that_ends_before_its_last_step_is_not_dropped():
     assert taken[2] == 0
 
 
-def test_groups_that_are_truncated_hold_up_no_step():
+def test_groups_with_masked_tokens_hold_up_no_step():
     """Two groups end after their last step; later steps train on them, as groups of their newest tokens."""
     taken, num_runs, may_end = [], Counter(), asyncio.Event()
 
@@ -296,7 +296,7 @@ def test_groups_that_are_truncated_hold_up_no_step():
             prompts_per_step=1,
             max_staleness=2,
             streaming=True,
-            on_stale_group="truncate",
+            on_stale_group="mask",
             max_groups_in_progress=3,
         )
         rollouts = SlowFirst()
@@ -440,7 +440,7 @@ def test_without_streaming_groups_start_together():
     [
         ({"streaming": True}, "rl.streaming"),
         ({"on_stale_group": "drop", "max_staleness": 1}, "rl.on_stale_group"),
-        ({"on_stale_group": "truncate", "max_staleness": 1}, "rl.on_stale_group"),
+        ({"on_stale_group": "mask", "max_staleness": 1}, "rl.on_stale_group"),
         (
             {"streaming": True, "max_staleness": 1, "selection": {"over_provision": 1.5}},
             "rl.selection.over_provision",

@@ -39,10 +39,10 @@ def test_kl_penalty_in_the_reward_by_hand():
     """k1 is 0.5 and -0.2 in one sequence and 1.0 in another: the rewards-to-go are 0.3, -0.2 and 1.0, times 0.1."""
     reference_logp_N = np.array([-1.5, -1.0, -1.5], dtype=np.float32)
     batch = replace(make_batch([4, 4, 1], [-1.0, -1.2, -0.5]), ref_logp_N=reference_logp_N)
-    penalized = _apply_kl_penalty(batch, KlConfig(reward_coef=0.1))
+    penalized = _apply_kl_penalty(batch, KlConfig(advantage_coef=0.1))
     assert penalized.advantage_N.tolist() == pytest.approx([1 - 0.03, 1 + 0.02, 1 - 0.1])
     k3 = [math.exp(-0.5) + 0.5 - 1, math.exp(0.2) - 0.2 - 1, math.exp(-1.0) + 1.0 - 1]
-    penalized = _apply_kl_penalty(batch, KlConfig(reward_coef=0.1, reward_estimator="k3"))
+    penalized = _apply_kl_penalty(batch, KlConfig(advantage_coef=0.1, penalty_estimator="k3"))
     expected = [1 - 0.1 * (k3[0] + k3[1]), 1 - 0.1 * k3[1], 1 - 0.1 * k3[2]]
     assert penalized.advantage_N.tolist() == pytest.approx(expected)
     assert penalized.advantage_N.dtype == np.float32
@@ -53,7 +53,7 @@ def test_advantages_are_whitened_over_all_tokens_after_the_kl_penalty():
     """The penalties are 0.1 * (0.3, -0.2) and 0.1 * 1.0; the three advantages 0.97, 1.02, 0.9 have a sample std."""
     batches = [make_batch([4, 4], [-1.0, -1.2]), make_batch([1], [-0.5])]
     references = [np.array([-1.5, -1.0], dtype=np.float32), np.array([-1.5], dtype=np.float32)]
-    kl = KlConfig(reward_coef=0.1)
+    kl = KlConfig(advantage_coef=0.1)
     penalized = [
         _apply_kl_penalty(replace(batch, ref_logp_N=ref_logp_N), kl)
         for batch, ref_logp_N in zip(batches, references, strict=True)
@@ -70,7 +70,7 @@ def test_advantages_are_whitened_over_all_tokens_after_the_kl_penalty():
 
 def test_reinforce_plus_plus_by_hand():
     """Rewards 1 and 0 minus 0.1 times the KL to go: 0.97, 1.02 and -0.1, of mean 0.63 and sample variance 0.4003."""
-    kl = KlConfig(reward_coef=0.1)
+    kl = KlConfig(advantage_coef=0.1)
     right, wrong = make_batch([4, 4], [-1.0, -1.2], advantage=1.0), make_batch([1], [-0.5], advantage=0.0)
     right = _apply_kl_penalty(replace(right, ref_logp_N=np.array([-1.5, -1.0], dtype=np.float32)), kl)
     wrong = _apply_kl_penalty(replace(wrong, ref_logp_N=np.array([-1.5], dtype=np.float32)), kl)

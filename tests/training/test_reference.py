@@ -85,7 +85,12 @@ def test_frozen_weights_are_not_stored_and_do_not_change(workspace, tmp_path, ov
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kl", ["{loss_coef: 0.1}", "{reward_coef: 0.1}", "{reward_coef: 0.1, reward_estimator: k3, reference_device: cpu}"]
+    "kl",
+    [
+        "{loss_coef: 0.1}",
+        "{advantage_coef: 0.1}",
+        "{advantage_coef: 0.1, penalty_estimator: k3, reference_device: cpu}",
+    ],
 )
 def test_a_run_reports_the_kl_divergence(workspace, tmp_path, kl):
     """Policy and reference are equal at first, and differ after an update."""

@@ -200,9 +200,9 @@ def test_groups_start_while_a_checkpoint_is_written(workspace, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_truncated_groups_train_on_tokens_within_max_staleness(workspace, tmp_path, monkeypatch):
+def test_masked_groups_train_on_tokens_within_max_staleness(workspace, tmp_path, monkeypatch):
     """The first group's reply has tokens of version 0 and of the version that it ends with, which is at least 2."""
-    overrides = ("rl.streaming=true", "rl.on_stale_group=truncate", "rl.steps=5", "rl.prompts_per_step=1")
+    overrides = ("rl.streaming=true", "rl.on_stale_group=mask", "rl.steps=5", "rl.prompts_per_step=1")
     components = load_overlapped(workspace, *overrides, "rl.max_groups_in_progress=2")
     loss_inputs, compute_policy_loss = [], policy_update.compute_policy_loss
 
@@ -228,7 +228,7 @@ def test_truncated_groups_train_on_tokens_within_max_staleness(workspace, tmp_pa
     rows = workspace.run_rl(replace(components, engine=SlowFirstEngine(components.engine)), tmp_path)
     assert len(rows) == 5
     assert all(row["staleness_max"] <= 1 for row in rows)
-    assert sorted(row["dropped_stale_tokens"] for row in rows) == [0.0] * 4 + [2.0]
+    assert sorted(row["masked_stale_tokens"] for row in rows) == [0.0] * 4 + [2.0]
     num_tokens = max(loss_inputs)
     assert sorted(loss_inputs) == [num_tokens - 2] + [num_tokens] * 4
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from saccade.algorithms.group_advantages import GroupAdvantages
 from saccade.ledger import ImageRef, ImageSlot, Ledger, Origin
-from saccade.training.training_samples import build_sample, build_samples, drop_stale_tokens, split_mini_batches
+from saccade.training.training_samples import build_sample, build_samples, mask_stale_tokens, split_mini_batches
 from saccade.types import (
     AnswerType,
     Block,
@@ -203,12 +203,12 @@ def test_stale_tokens_become_context():
         TrainingSample(ledger=ledger, advantages=(0.0, 0.0, 0.5, 0.5, 0.5, 0.0, 0.0, 0.25, 0.25), group=4),
         TrainingSample(ledger=old, advantages=(0.0, 0.0, 0.5)),
     ]
-    assert drop_stale_tokens(samples, 1) == (samples, 0)
-    [sample], num_stale = drop_stale_tokens(samples, 2)
+    assert mask_stale_tokens(samples, 1) == (samples, 0)
+    [sample], num_stale = mask_stale_tokens(samples, 2)
     assert num_stale == 3
     assert sample.ledger.input_ids() == ledger.input_ids()
     assert sample.ledger.loss_mask() == tuple(version == 3 for version in ledger.versions())
     assert sample.ledger.logprobs()[4] == -0.3
     assert sample.advantages == (0.0, 0.0, 0.0, 0.0, 0.5, 0.0, 0.0, 0.25, 0.25)
     assert sample.group == 4
-    assert drop_stale_tokens(samples, 4) == ([], 6)
+    assert mask_stale_tokens(samples, 4) == ([], 6)

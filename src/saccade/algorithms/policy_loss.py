@@ -11,7 +11,7 @@ the sampled token's probability. The loss of a token is
   decoupled objective (arXiv 2505.24298). There is ONE such weight per token. For a token of the current weights it
   corrects the mismatch of engine and trainer (truncated importance sampling), up to `tis_cap`; for a token of older
   weights (a STALE token) it also corrects staleness, up to `stale_tis_cap`. A cap of None leaves those tokens
-  unweighted. With `above_tis_cap: drop` or `above_stale_tis_cap: drop` the weight is 0 where w > cap, as in AReaL's
+  unweighted. With `above_tis_cap: mask` or `above_stale_tis_cap: mask` the weight is 0 where w > cap, as in AReaL's
   code: the token has no loss but counts in the average.
 - k3 estimates the KL divergence from the REFERENCE policy, the weights that RL started from.
 
@@ -149,8 +149,8 @@ def compute_policy_loss(
 def _compute_tis_weights(importance_N: Tensor, stale_N: Tensor, settings: LossConfig) -> Tensor:
     """Return the importance weight, truncated or 0 above its cap, or 1 if the cap is None, [N]."""
     cap_N = _select_tis_caps(stale_N, settings)
-    is_dropping_N = torch.where(stale_N, settings.above_stale_tis_cap == "drop", settings.above_tis_cap == "drop")
-    capped_N = torch.minimum(importance_N, cap_N).masked_fill(is_dropping_N & (importance_N > cap_N), 0.0)
+    is_masking_N = torch.where(stale_N, settings.above_stale_tis_cap == "mask", settings.above_tis_cap == "mask")
+    capped_N = torch.minimum(importance_N, cap_N).masked_fill(is_masking_N & (importance_N > cap_N), 0.0)
     has_fresh_cap, has_stale_cap = settings.tis_cap is not None, settings.stale_tis_cap is not None
     return torch.where((stale_N & has_stale_cap) | (~stale_N & has_fresh_cap), capped_N, 1.0)
 
@@ -163,7 +163,7 @@ def _select_tis_caps(stale_N: Tensor, settings: LossConfig) -> Tensor:
 def compute_reward_to_go(value_N: Tensor, seq_N: Tensor) -> Tensor:
     """Return, for each token, the sum of the values from it to the end of its sequence, [N].
 
-    The tokens of a sequence are contiguous and in order. An undiscounted penalty per token in the reward adds this sum
+    The tokens of a sequence are contiguous and in order. An undiscounted reward per token adds this sum
     to each token's advantage: a token doesn't affect the tokens sampled before it.
 
     >>> compute_reward_to_go(torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([5, 5, 5, 2])).tolist()
@@ -203,7 +203,7 @@ def _compute_stats(values_by_metric: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     The metrics are those of the loss (`clip_fraction` and `ratio` to the old policy), `approx_kl` (k3 estimate of
     KL(old || policy)), `kl` (k3 to the reference, if there is one), `tis_weight` (before truncation),
-    `frac_tis_truncated` (the fraction above the cap, truncated or dropped) and `engine_trainer_logprob_diff` (between
+    `frac_tis_truncated` (the fraction above the cap, truncated or masked) and `engine_trainer_logprob_diff` (between
     proximal policy and engine). Terms that are off are measured too.
     """
     count = next(iter(values_by_metric.values())).numel()

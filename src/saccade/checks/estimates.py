@@ -530,7 +530,7 @@ def estimate_memory(
         inputs += vision_inputs
         checkpointed += vision_inputs + block * min(patches, MAX_VISION_TOKENS * sizes.spatial_merge_size**2)
     trained, _ = sizes.count_trained_parameters(recipe.model)
-    has_reference = kl is not None and kl.reference_device == "device" and bool(kl.loss_coef or kl.reward_coef)
+    has_reference = kl is not None and kl.reference_device == "device" and bool(kl.loss_coef or kl.advantage_coef)
     state = estimate_state(recipe, sizes, optim, gpus=gpus, nodes=nodes)
     reference_size = size if gpus * nodes == 1 else _FLOAT32_BYTES
     state["reference_weights"] = trained * reference_size // gpus if has_reference else 0

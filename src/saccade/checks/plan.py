@@ -103,7 +103,7 @@ def summarize_recipe(
     if "rl" in recipe.model_fields_set:
         whiten = "" if rl.advantage.whiten == "none" else f", whitened over {rl.advantage.whiten}"
         loss_settings = "".join(f" {key}={value}" for key, value in rl.loss.settings.items())
-        coefficients = {"loss": rl.kl.loss_coef, "reward": rl.kl.reward_coef}
+        coefficients = {"loss": rl.kl.loss_coef, "advantage": rl.kl.advantage_coef}
         kl = "".join(f"; KL {value:g} in the {term}" for term, value in coefficients.items() if value)
         lines["rewards"] = ", ".join(f"{term.weight:g} × {reward}" for reward, term in recipe.rewards.items())
         lines["RL"] = (

@@ -259,7 +259,7 @@ def derive_h100_costs(
     # activations, 2 for that of each trained weight; a checkpointed layer runs forward twice.
     is_adapter = bool(model.lora_rank)
     passes = 4 + (2 if model.activation_checkpointing else 0) + (0 if is_adapter else 2)
-    num_scored = int(bool(rl.kl.loss_coef or rl.kl.reward_coef))  # by the reference
+    num_scored = int(bool(rl.kl.loss_coef or rl.kl.advantage_coef))  # by the reference
     num_scored += workload.num_updates > 1 and rl.loss.old_logprobs == "trainer"
     gpus, nodes = divide_nodes(trainer_gpus)
     trained_bytes = 4 * num_trained / gpus  # float32, of a GPU

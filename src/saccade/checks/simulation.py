@@ -10,7 +10,7 @@ sends them; a sub-agent's go to the server with the fewest replies. Groups start
 `training.group_queue` and `rollouts.collect`. Every draw comes from one seed.
 
 Not simulated: restarted episodes (`rl.on_weight_update: restart`), filters that drop groups, validation, failures, and
-`rl.max_queued_tokens`. With `rl.on_stale_group: truncate` and `drop` no step waits for an old group, nor cancels it.
+`rl.max_queued_tokens`. With `rl.on_stale_group: mask` and `drop` no step waits for an old group, nor cancels it.
 """
 
 import heapq
@@ -398,7 +398,7 @@ class _Simulator:
         self._workload, self._costs, self._cluster, self._rng, self._clock = workload, costs, cluster, rng, _Clock()
         self._servers = [_Server(self._clock, costs) for _ in range(cluster.servers)]
         self._workers = [_SimulatedWorker(self._clock, cluster.threads_per_worker) for _ in range(cluster.workers)]
-        self._numbers, self._version, self._step, self._num_needed, self._num_spare = count(), 0, 0, 0, 0
+        self._numbers, self._version, self._step, self._num_needed, self._num_over_provisioned = count(), 0, 0, 0, 0
         self._in_progress, self._waiting = dict[int, _Group](), list[_Group]()  # started and ended
         self._not_running = deque[_Group]()  # started, but beyond the limit of groups in progress
         limit = workload.max_groups_in_progress if workload.max_staleness else 0
@@ -507,39 +507,41 @@ class _Simulator:
         if not self._workload.max_staleness:
             return groups
         others = [group for group in self._waiting if group not in groups]
-        # Of groups that started with the same version, those that have ended are placed first.
-        ages = sorted([(g.version, False) for g in others] + [(g.version, True) for g in self._in_progress.values()])
-        num_placed, has_to_wait = 0, False
-        for version, is_in_progress in ages:
-            if num_placed < self._count_places(version):
-                num_placed += 1
+        # Of groups that started with the same version, those that have ended get slots first.
+        versions = sorted(
+            [(g.version, False) for g in others] + [(g.version, True) for g in self._in_progress.values()]
+        )
+        num_assigned, has_to_wait = 0, False
+        for version, is_in_progress in versions:
+            if num_assigned < self._count_slots(version):
+                num_assigned += 1
             else:
                 has_to_wait |= is_in_progress
         return None if has_to_wait and self._workload.waits_for_stale else groups
 
-    def _count_places(self, version: int) -> int:
-        """Return how many groups the steps after this one train on, up to the last one for a group of `version`."""
+    def _count_slots(self, version: int) -> int:
+        """Return the number of slots in the steps after this one, up to the last step for a group of `version`."""
         return max(version + self._workload.max_staleness - self._step, 0) * self._workload.groups_per_round
 
     def _start_groups(self) -> None:
         """Start as many groups as the settings allow now."""
         workload, num_untrained = self._workload, len(self._waiting) + len(self._in_progress)
-        if self._num_spare and len(self._in_progress) <= self._num_spare:
+        if self._num_over_provisioned and len(self._in_progress) <= self._num_over_provisioned:
             self._cancel_groups()
             num_untrained = len(self._waiting)
-        num_places = self._num_needed + self._count_places(self._version) - num_untrained
+        num_slots = self._num_needed + self._count_slots(self._version) - num_untrained
         num_missing = max(self._num_needed - num_untrained, 0)
         if not workload.max_staleness:
             num_started = workload.started_per_round if self._num_needed and not num_untrained else 0
-            self._num_spare = workload.started_per_round - workload.groups_per_round
+            self._num_over_provisioned = workload.started_per_round - workload.groups_per_round
         elif workload.is_streaming:
-            num_started = min(num_places, self._max_running - len(self._in_progress))
+            num_started = min(num_slots, self._max_running - len(self._in_progress))
         else:
             num_required = num_missing or workload.groups_per_round
-            if self._in_progress or num_required > num_places:
+            if self._in_progress or num_required > num_slots:
                 return
             num_started = math.ceil(num_required * workload.started_per_round / workload.groups_per_round)
-            self._num_spare = num_started - num_required
+            self._num_over_provisioned = num_started - num_required
         for _ in range(num_started):
             group = _Group(number=next(self._numbers), version=self._version)
             self._in_progress[group.number] = group
@@ -547,7 +549,7 @@ class _Simulator:
         self._run_groups()
 
     def _cancel_groups(self) -> None:
-        self._num_spare = 0
+        self._num_over_provisioned = 0
         for group in self._in_progress.values():
             group.is_cancelled = True
             self._num_running -= group.worker is not None

@@ -178,7 +178,7 @@ def explain_key(key: str, recipe: Recipe) -> KeyDescription:
 def list_values(key: str) -> list[str]:
     """Return the values that a key can have, if they are known: plugins' names, words, true and false.
 
-    >>> list_values("rl.kl.reward_estimator"), list_values("seed")
+    >>> list_values("rl.kl.penalty_estimator"), list_values("seed")
     (['k1', 'k3'], [])
     """
     owner, _, name = key.rpartition(".")

@@ -545,8 +545,8 @@ class SftConfig(StageConfig):
     # are any. This key and auxiliary_warmup need order=with_replacement
     auxiliary_fraction: Fraction = 0.5
     auxiliary_warmup: Fraction = 0.0  # initial steps on auxiliary demonstrations only, fraction of the steps
-    # environment settings that replace those of RL. A demonstration of more turns than max_tool_turns can't be trained on,
-    # so raise it here if there are any
+    # environment settings that replace those of RL. A demonstration of more tool turns than max_tool_turns can't be
+    # trained on, so raise it here if there are any
     environment_settings: dict[str, Any] = Field(default_factory=dict)
     # action for a demonstration that can't be replayed completely. refuse = stop before the first step; skip = leave it
     # out
@@ -582,8 +582,8 @@ class AdvantageConfig(Section):
     estimator: str = "grpo"
     settings: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of the estimator
     # normalize advantages to mean 0 and standard deviation 1. episodes = over the episodes of the batch, before filters
-    # read them; tokens = over the trained tokens of the batch, after filters have read them and after the KL penalty of
-    # the reward is subtracted
+    # read them; tokens = over the trained tokens of the batch, after filters have read them and after the KL penalty
+    # (rl.kl.advantage_coef) is subtracted
     whiten: Literal["none", "episodes", "tokens"] = "none"
     sub_agent_advantage: Literal["none", "shared"] = (
         "shared"  # advantage of sub-agent episodes; shared = their parent's
@@ -609,11 +609,11 @@ class LossConfig(Section):
     token_sum_divisor: PositiveFloat = 256.0  # constant divisor of seq_mean_token_sum_norm, tokens
     tis_cap: PositiveFloat | None = 2.0  # cap of the weight of tokens sampled with the current weights; null = off
     stale_tis_cap: PositiveFloat | None = 5.0  # cap of the weight of tokens sampled with older weights; null = off
-    # weight of a token whose weight exceeds tis_cap. truncate = the cap; drop = 0, so the token has no loss but still
+    # weight of a token whose weight exceeds tis_cap. truncate = the cap; mask = 0, so the token has no loss but still
     # counts in the average
-    above_tis_cap: Literal["truncate", "drop"] = "truncate"
-    # weight of a token of older weights whose weight exceeds stale_tis_cap; truncate and drop as in above_tis_cap
-    above_stale_tis_cap: Literal["truncate", "drop"] = "truncate"
+    above_tis_cap: Literal["truncate", "mask"] = "truncate"
+    # weight of a token of older weights whose weight exceeds stale_tis_cap; truncate and mask as in above_tis_cap
+    above_stale_tis_cap: Literal["truncate", "mask"] = "truncate"
 
     @model_validator(mode="after")
     def _check_caps(self) -> "LossConfig":
@@ -625,11 +625,11 @@ class LossConfig(Section):
                 value=self.old_logprobs,
             )
         for cap in ("tis_cap", "stale_tis_cap"):
-            if getattr(self, cap) is None and getattr(self, f"above_{cap}") == "drop":
+            if getattr(self, cap) is None and getattr(self, f"above_{cap}") == "mask":
                 raise ConfigError(
-                    f"rl.loss.above_{cap}=drop needs a cap, and rl.loss.{cap} is null: set one",
+                    f"rl.loss.above_{cap}=mask needs a cap, and rl.loss.{cap} is null: set one",
                     key=f"rl.loss.above_{cap}",
-                    value="drop",
+                    value="mask",
                 )
         return self
 
@@ -638,23 +638,25 @@ class KlConfig(Section):
     """KL penalty against the reference weights, which are kept only if a coefficient is above 0."""
 
     loss_coef: NonNegativeFloat = 0.0  # coefficient of the k3 estimate in the loss
-    reward_coef: NonNegativeFloat = 0.0  # coefficient of the per-token penalty in the reward; ParaVT has 0.01
-    # estimator of the KL divergence in the reward; it needs reward_coef above 0. The loss always has k3
-    reward_estimator: Literal["k1", "k3"] = "k1"
+    # coefficient of the penalty per token, subtracted from advantages after they are normalized within groups; ParaVT has
+    # 0.01
+    advantage_coef: NonNegativeFloat = 0.0
+    # estimator of the KL divergence in this penalty; it needs advantage_coef above 0. The loss always has k3
+    penalty_estimator: Literal["k1", "k3"] = "k1"
     reference_device: Literal["device", "cpu"] = "device"  # where the reference weights are stored between uses
 
     @model_validator(mode="after")
     def _check_coefficients(self) -> "KlConfig":
-        if self.reward_estimator != "k1" and not self.reward_coef:
+        if self.penalty_estimator != "k1" and not self.advantage_coef:
             raise ConfigError(
-                f"rl.kl.reward_estimator={self.reward_estimator} has no effect with rl.kl.reward_coef=0: set "
-                "rl.kl.reward_coef above 0, or rl.kl.reward_estimator=k1, its default",
-                key="rl.kl.reward_estimator",
-                value=self.reward_estimator,
+                f"rl.kl.penalty_estimator={self.penalty_estimator} has no effect with rl.kl.advantage_coef=0: set "
+                "rl.kl.advantage_coef above 0, or rl.kl.penalty_estimator=k1, its default",
+                key="rl.kl.penalty_estimator",
+                value=self.penalty_estimator,
             )
-        if self.loss_coef and self.reward_coef:
+        if self.loss_coef and self.advantage_coef:
             raise ConfigError(
-                f"rl.kl.loss_coef={self.loss_coef:g} and rl.kl.reward_coef={self.reward_coef:g} would count the KL "
+                f"rl.kl.loss_coef={self.loss_coef:g} and rl.kl.advantage_coef={self.advantage_coef:g} would count the KL "
                 "divergence twice: set one of them to 0",
                 key="rl.kl.loss_coef",
                 value=self.loss_coef,
@@ -682,9 +684,9 @@ class RlConfig(StageConfig):
     # groups of a step start together, when those of the step before have ended
     streaming: bool = False
     # with streaming: what happens to a group that is still in progress at the last step that may train on it. wait =
-    # this step waits for it; drop = it is cancelled after this step, and its prompt is drawn again; truncate = it
-    # continues, and a later step trains only on its tokens within max_staleness
-    on_stale_group: Literal["wait", "drop", "truncate"] = "wait"
+    # this step waits for it; drop = it is cancelled after this step, and its prompt is drawn again; mask = it
+    # continues, and a later step leaves its tokens that are staler than max_staleness out of the loss
+    on_stale_group: Literal["wait", "drop", "mask"] = "wait"
     # with max_staleness above 0: largest number of groups in progress; 0 = as many as have 512 episodes
     max_groups_in_progress: NonNegativeInt = 0
     # rollouts pause while the collected but untrained conversations have more tokens than this; 0 = no limit

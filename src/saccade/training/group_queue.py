@@ -1,20 +1,21 @@
-"""Groups in progress while the trainer updates the policy, none older than `rl.max_staleness` when it is trained on.
+"""Groups in progress while the trainer updates the policy, none staler than `rl.max_staleness` when it is trained on.
 
     prompts ──start──> in progress ──group──> waiting ──take, oldest first──> collect_batch ──> policy update
                 ▲                                                                                  │
-                └── if a step that may train on the group has a place left <──set_version(version)─┘
+                └─────── if a step that may train on the group has a free slot <──set_version(version)─┘
 
-The *age* of a group is the number of weight versions between its start and its training. It is bounded by construction.
-Sort the groups in progress and waiting by the version that they started with. After a step took its groups, the group
-at index i (from 0) has a place in a step within its age if
+The staleness of a group is the number of weight versions between its start and the step that trains on it. It never
+exceeds `rl.max_staleness`, because of when groups start:
 
-    i < (version + max_staleness − step) * groups per step
+- Each step has a slot for each group that it trains on. A group that started with version v has slots in the steps up
+  to v + max_staleness. Slots are given to the groups with the oldest version first.
+- A group is started only if a slot is left for it after all other groups, in progress or waiting, have theirs.
+- A step takes the waiting groups with the oldest versions. If a group in progress would then have no slot in any later
+  step, the step waits for it. So a slow group delays only the last step that may train on it.
 
-A group is started only if this holds for it, the newest. A step takes the oldest groups that have ended, and waits
-until it holds for all others (earliest deadline first). So a slow group delays only the last step that may train on it.
-With `rl.on_stale_group: drop` no step waits for it: it is cancelled after its last step, and its prompt is drawn again.
-With `truncate` no step waits for it either: it continues, and has the version of its newest token when it has ended;
-the trainer leaves out its tokens that are too old (`training_samples.drop_stale_tokens`).
+With `rl.on_stale_group: drop` no step waits for a group: it is cancelled after its last step, and its prompt is drawn
+again. With `mask` no step waits for it either: it continues, and once it has ended its version is that of its newest
+token. The trainer masks its tokens that are staler than `rl.max_staleness` (`training_samples.mask_stale_tokens`).
 
 Without `rl.streaming` the groups of a step start together, once those of the step before have ended.
 
@@ -47,7 +48,7 @@ class PendingGroup:
     """A group that has ended and that no step has trained on."""
 
     prompt_index: int
-    version: int  # of the weights when it was started; with `on_stale_group: truncate`, of its newest token
+    version: int  # of the weights when it was started; with `on_stale_group: mask`, of its newest token
     group: Group
 
 
@@ -64,7 +65,7 @@ class GroupQueue:
     """Groups for the steps `next_step` to `settings.steps` − 1 (from 0).
 
     `run_group` runs a group; `take_prompts` takes the next prompts from a sampler. `groups` have ended already; those
-    that are too old are dropped, and their prompts drawn again. Nothing is started before the first `take`; `close`
+    that are too stale are dropped, and their prompts drawn again. Nothing is started before the first `take`; `close`
     cancels all that is in progress.
     """
 
@@ -80,7 +81,7 @@ class GroupQueue:
         next_step: int,
     ) -> None:
         self._run_group, self._take_prompts, self._settings = run_group, take_prompts, settings
-        self._is_truncating = settings.on_stale_group == "truncate"
+        self._is_masking = settings.on_stale_group == "mask"
         self._version, self._step = version, next_step - 1  # the step that takes groups, or took them last
         self.num_surplus_videos = 0  # since the last batch
         self._num_needed = 0  # groups that this step waits for
@@ -88,7 +89,7 @@ class GroupQueue:
         max_groups = max(_MAX_EPISODES_IN_PROGRESS // settings.group_size, 1)
         self._max_in_progress = settings.max_groups_in_progress or max_groups
         self._semaphore = asyncio.Semaphore(self._max_in_progress)  # for groups that start together
-        self._num_spare = 0  # groups of the newest round that are cancelled once its others have ended
+        self._num_over_provisioned = 0  # groups of the newest round that are cancelled once its others have ended
         self._prompts = deque[int]()  # prompt indices taken from the sampler, next to be started
         self._in_progress: dict[int, _Started] = {}  # by prompt index, like the others
         self._taken: dict[int, PendingGroup] = {}  # for a batch that isn't complete
@@ -140,7 +141,7 @@ class GroupQueue:
         return {prompt_index: taken[prompt_index].group for prompt_index in sorted(taken)}
 
     async def cancel_stale(self) -> tuple[list[int], list[Episode]]:
-        """Cancel groups that are too old for the steps after this one; their prompts are drawn again.
+        """Cancel groups that are too stale for the steps after this one; their prompts are drawn again.
 
         Return the prompt indices of all groups that were cancelled since the last call, and their finished episodes.
         """
@@ -169,7 +170,7 @@ class GroupQueue:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # ---- ages ------------------------------------------------------------------------------------------------------
+    # ---- staleness -------------------------------------------------------------------------------------------------
 
     def _choose(self, count: int) -> dict[int, PendingGroup] | None:
         """Return the oldest groups, None if there are fewer or the step has to wait for an older one."""
@@ -177,35 +178,35 @@ class GroupQueue:
         chosen = {pending.prompt_index: pending for pending in waiting[:count]}
         if len(chosen) < count:
             return None
-        # A spare group that ended before it was cancelled may have no place, but nothing is won by waiting for it.
+        # An over-provisioned group that ended before it was cancelled may have no slot; waiting for it gains nothing.
         is_waiting = self._settings.on_stale_group == "wait"
         has_to_wait = is_waiting and not self._in_progress.keys().isdisjoint(self._find_stale(without=chosen))
         return None if has_to_wait else chosen
 
-    def _count_places(self, version: int) -> int:
-        """Return how many groups the steps after this one train on, up to the last one for a group of `version`."""
+    def _count_slots(self, version: int) -> int:
+        """Return the number of slots in the steps after this one, up to the last step for a group of `version`."""
         last_step = min(version + self._settings.max_staleness, self._settings.steps - 1)
         return max(last_step - self._step, 0) * self._num_per_step
 
     def _find_stale(self, without: Iterable[int] = ()) -> list[int]:
-        """Return the prompt indices of groups without a place in the steps after this one; ignore those in `without`.
+        """Return the prompt indices of groups without a slot in the steps after this one; ignore those in `without`.
 
-        Of groups that started with the same version, those that have ended are placed first.
+        Of groups that started with the same version, those that have ended get slots first.
         """
         groups: list[tuple[int, bool, int]] = [
             *((pending.version, False, prompt_index) for prompt_index, pending in self._waiting.items()),
-            # A group that is truncated gets more tokens, of these weights or newer ones.
+            # A group whose stale tokens are masked gets more tokens, of these weights or newer ones.
             *(
-                (self._version if self._is_truncating else started.version, True, prompt_index)
+                (self._version if self._is_masking else started.version, True, prompt_index)
                 for prompt_index, started in self._in_progress.items()
             ),
         ]
-        num_placed, stale_indices, excluded = 0, list[int](), set(without)
+        num_assigned, stale_indices, excluded = 0, list[int](), set(without)
         for version, _, prompt_index in sorted(groups):
             if prompt_index in excluded:
                 continue
-            if num_placed < self._count_places(version):
-                num_placed += 1
+            if num_assigned < self._count_slots(version):
+                num_assigned += 1
             else:
                 stale_indices.append(prompt_index)
         return stale_indices
@@ -215,8 +216,8 @@ class GroupQueue:
     async def _keep_starting(self) -> None:
         while True:
             self._changed.clear()
-            if self._num_spare and len(self._in_progress) <= self._num_spare:
-                self._num_spare = 0
+            if self._num_over_provisioned and len(self._in_progress) <= self._num_over_provisioned:
+                self._num_over_provisioned = 0
                 await self._cancel([*self._in_progress])
             for _ in range(self._count_startable()):
                 self._start_group()
@@ -227,17 +228,17 @@ class GroupQueue:
         if self._failure is not None:
             return 0
         settings, num_untrained = self._settings, len(self._waiting) + len(self._in_progress)
-        num_places = self._num_needed + self._count_places(self._version) - num_untrained
+        num_slots = self._num_needed + self._count_slots(self._version) - num_untrained
         num_missing = max(self._num_needed - num_untrained, 0)
         max_tokens = settings.max_queued_tokens
         is_full = max_tokens and self._num_waiting_tokens >= max_tokens
         if settings.streaming:
-            return min(num_missing if is_full else num_places, self._max_in_progress - len(self._in_progress))
+            return min(num_missing if is_full else num_slots, self._max_in_progress - len(self._in_progress))
         num_required = num_missing or self._num_per_step
-        if self._in_progress or num_required > num_places or (is_full and not num_missing):
+        if self._in_progress or num_required > num_slots or (is_full and not num_missing):
             return 0
         num_started = settings.selection.compute_num_started(num_required)
-        self._num_spare = num_started - num_required
+        self._num_over_provisioned = num_started - num_required
         return num_started
 
     def _start_group(self) -> None:
@@ -261,7 +262,7 @@ class GroupQueue:
         self._record_failure(task)
         if started is not None and not task.cancelled() and task.exception() is None:
             group, version = task.result(), started.version
-            if self._is_truncating:
+            if self._is_masking:
                 version = max([version, *(v for episode in _list_episodes(group) for v in episode.ledger.versions())])
             self._add_waiting(PendingGroup(prompt_index=prompt_index, version=version, group=group))
         self._changed.set()

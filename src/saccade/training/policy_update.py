@@ -217,13 +217,13 @@ def _compute_logprobs(
 
 
 def _apply_kl_penalty(micro_batch: MicroBatch, settings: KlConfig) -> MicroBatch:
-    """Subtract from each advantage `reward_coef` times the KL estimate of the rest of its sequence."""
-    if not settings.reward_coef or micro_batch.ref_logp_N is None:
+    """Subtract from each advantage `advantage_coef` times the KL estimate of the rest of its sequence."""
+    if not settings.advantage_coef or micro_batch.ref_logp_N is None:
         return micro_batch
-    estimate_kl = k1 if settings.reward_estimator == "k1" else k3
+    estimate_kl = k1 if settings.penalty_estimator == "k1" else k3
     # A reward belongs to the policy that sampled the tokens, so its logprobs are the engine's.
     kl_N = estimate_kl(torch.from_numpy(micro_batch.engine_logp_N), torch.from_numpy(micro_batch.ref_logp_N))
-    penalty_N = settings.reward_coef * compute_reward_to_go(kl_N, torch.from_numpy(micro_batch.sample_N))
+    penalty_N = settings.advantage_coef * compute_reward_to_go(kl_N, torch.from_numpy(micro_batch.sample_N))
     return replace(micro_batch, advantage_N=micro_batch.advantage_N - penalty_N.numpy())
 
 

@@ -70,7 +70,7 @@ from saccade.training.step_timer import StepTimer, compute_update_speed
 from saccade.training.step_trace import StepTrace
 from saccade.training.token_log import TokenValues
 from saccade.training.train_step import StepReport
-from saccade.training.training_samples import build_samples, drop_stale_tokens
+from saccade.training.training_samples import build_samples, mask_stale_tokens
 from saccade.training.validation import ValidationSchedule
 from saccade.types import Task, TrainingSample
 from saccade.utils.jsonl import read_jsonl, relativize_path, write_jsonl
@@ -306,9 +306,9 @@ def build_training_samples(
     }
     decode = components.backbone.renderer.decode
     samples = build_samples(groups, advantages, settings.advantage.sub_agent_advantage, decode=decode, masks=masks)
-    if settings.on_stale_group == "truncate":
-        samples, num_stale_tokens = drop_stale_tokens(samples, batch.step - settings.max_staleness)
-        metrics["dropped_stale_tokens"] = float(num_stale_tokens)
+    if settings.on_stale_group == "mask":
+        samples, num_stale_tokens = mask_stale_tokens(samples, batch.step - settings.max_staleness)
+        metrics["masked_stale_tokens"] = float(num_stale_tokens)
     return samples, metrics
 
 
@@ -402,7 +402,7 @@ def save_state_on_stop(
 def load_reference(components: TrainingComponents, state: TrainerState) -> Reference | ShardedReference | None:
     """Return the reference policy if `rl.kl` needs one. Raises RunError if its weights can't be read."""
     settings = components.recipe.rl.kl
-    if not (settings.loss_coef or settings.reward_coef):
+    if not (settings.loss_coef or settings.advantage_coef):
         return None
     if isinstance(components.backbone, ShardedBackbone):
         folder = state.initial_weights_folder if state.num_finished_steps else None

@@ -57,7 +57,7 @@ OnRollouts = Callable[[str, int, Sequence[RolloutRecord]], Awaitable[None]]  # s
 _logger = logging.getLogger("saccade")
 _FIRST_WARNED_ROUND = 4
 CANCELLED_ERROR = "cancelled: enough other groups of the step had ended (rl.selection.over_provision)"
-STALE_ERROR = "cancelled: too old for the next step (rl.on_stale_group); the prompt is drawn again"
+STALE_ERROR = "cancelled: too stale for the next step (rl.on_stale_group); the prompt is drawn again"
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)

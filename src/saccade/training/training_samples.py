@@ -43,7 +43,7 @@ def build_samples(
     return samples
 
 
-def drop_stale_tokens(samples: Sequence[TrainingSample], min_version: int) -> tuple[list[TrainingSample], int]:
+def mask_stale_tokens(samples: Sequence[TrainingSample], min_version: int) -> tuple[list[TrainingSample], int]:
     """Return samples that don't train the tokens of weights before `min_version`, and the number of these tokens.
 
     They become context of the later tokens. Samples of which no token is left are left out.

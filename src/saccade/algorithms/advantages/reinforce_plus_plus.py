@@ -17,7 +17,7 @@ def reinforce_plus_plus(
 ) -> NDArray[np.float64]:
     """Return R, or R - mean(R) with `baseline: group`, [G] (REINFORCE++ and its -baseline, arXiv 2501.03262).
 
-    The policy update completes it: it subtracts the KL penalty of the rest of the episode (`rl.kl.reward_coef`) from
+    The policy update completes it: it subtracts the KL penalty of the rest of the episode (`rl.kl.advantage_coef`) from
     each token's advantage and normalizes these over all tokens of the batch, which needs `rl.advantage.whiten: tokens`.
     Without a baseline, groups of equal rewards differ from the batch: turn their filter off
     (`rl.filters.reward_std: null`). Raises ConfigError for another `whiten`.
