@@ -20,7 +20,7 @@ SIDE, CELL, MAX_MOVES, GOAL = 3, 16, 6, (2, 2)
 BUDGET = saccade.PixelBudget(min_pixels=1, max_pixels=SIDE * CELL * SIDE * CELL)
 RECIPE = [
     f"environment={{name: {__file__}, settings: null}}",
-    "rewards={accuracy: null, environment_return: {correct: true}}",
+    "rewards={accuracy: null, environment_return: {is_accuracy: true}}",
     "sampling.max_tokens=4",
     "frame_budgets=[]",
     "sft={steps: 40, tokens_per_step: 1500, auxiliary_fraction: 0, optim: {warmup_steps: 10}}",

@@ -15,7 +15,7 @@ from saccade.errors import SaccadeError
 SYNTHETIC = ["synthetic.train=4", "synthetic.validation=1", "synthetic.test=2", "synthetic.tasks_per_video=2"]
 SFT = ["sft.steps=4", "sft.save_every=2", "sft.tokens_per_step=600", "sft.optim.warmup_steps=1"]
 RL = ["rl.steps=4", "rl.save_every=2", "rl.prompts_per_step=2", "rl.group_size=2"]
-SMALL = [*SYNTHETIC, *SFT, *RL, "sampling.max_tokens=16", "evaluation.limit=4"]
+SMALL = [*SYNTHETIC, *SFT, *RL, "sampling.max_tokens=16", "evaluation.num_tasks=4"]
 
 
 def run(*arguments):

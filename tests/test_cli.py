@@ -256,7 +256,7 @@ def test_pipeline_from_nothing_to_an_answer(tmp_path):
     assert "rl/step-000004" in good("rl", *start[1:], "--resume")
     assert [line["step"] for line in Run.open(folder).read_metrics("rl")] == [1, 2, 3, 4]
     assert "accuracy" in good("eval", folder)
-    output = good("eval", folder, "--name", "test_no_tools", "evaluation.use_tools=false", "evaluation.limit=2")
+    output = good("eval", folder, "--name", "test_no_tools", "evaluation.use_tools=false", "evaluation.num_tasks=2")
     assert "test_no_tools − test" in output
     for name in ("a/b", "a, b", ""):
         fail(DataError, "eval", folder, "--name", name, key="name", value=name)
@@ -310,7 +310,7 @@ def test_stages_follow_from_the_recipe_and_its_data():
 
 
 def test_eval_runs_its_default_command(tmp_path):
-    for words in ((tmp_path,), ("--limit", 3, tmp_path), (tmp_path, "--use-tools", "off", "seed=1")):
+    for words in ((tmp_path,), ("--num-tasks", 3, tmp_path), (tmp_path, "--use-tools", "off", "seed=1")):
         fail(RunError, "eval", *words, key=tmp_path)
     assert all(word in good("eval", "--help") for word in ("merge", "compare"))
     assert "--shuffle-options" in good("eval", "--help")

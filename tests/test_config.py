@@ -158,7 +158,7 @@ def test_unknown_recipe_and_missing_file_raise(tmp_path):
         (["rl.loss.old_logprobs=engine"], "rl.loss.old_logprobs", "engine"),
         (["rl.kl.loss_coef=0.1", "rl.kl.advantage_coef=0.2"], "rl.kl.loss_coef", 0.1),
         (["rl.kl.loss_coef=0.1", "rl.kl.penalty_estimator=k3"], "rl.kl.penalty_estimator", "k3"),
-        (["rl={prompts_per_step: 4, mini_batches: 5}"], "rl.mini_batches", 5),
+        (["rl={prompts_per_step: 4, num_mini_batches: 5}"], "rl.num_mini_batches", 5),
         (["rl.simulated_staleness=1", "rl.max_staleness=2"], "rl.simulated_staleness", 1),
     ],
 )

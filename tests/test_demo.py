@@ -120,7 +120,7 @@ def test_second_invocation(folder, output):
 def test_demo_folder_is_a_run(folder):
     assert load_recipe(str(folder / "recipe.yaml")).seed == 3
     assert "after_rl_greedy" in good(
-        "eval", folder, "--name", "again", "evaluation.num_samples=2", "evaluation.limit=2"
+        "eval", folder, "--name", "again", "evaluation.num_samples=2", "evaluation.num_tasks=2"
     )
     results, arguments = folder / "evaluations" / "again.jsonl", ("--name", "again", "evaluation.temperature=0.5")
     fail(RunError, "eval", folder, *arguments, key=results, value=("settings",))
@@ -140,7 +140,7 @@ def test_folder_can_be_moved(folder, output, monkeypatch):
         assert again[again.index("Accuracy on") : again.index("The run")] in output
         assert before == {path: path.read_bytes() for path in (moved / "evaluations").iterdir()}
         assert "data:image/jpeg" in (moved / "report.html").read_text()
-        good("eval", ".", "--name", "moved", "evaluation.limit=1")
+        good("eval", ".", "--name", "moved", "evaluation.num_tasks=1")
         output = good("ask", "What?", "--video", "data/test/clips/00000.mp4", "--model", ".")
         assert count_visual_tokens(output) > 0
     finally:

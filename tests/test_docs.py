@@ -66,7 +66,7 @@ def shrink(command):
     ):
         return words
     # A run is resumed with the settings that it was started with.
-    return [*words, *SMALL, *(["evaluation.limit=2"] if words[0] == "eval" else [])]
+    return [*words, *SMALL, *(["evaluation.num_tasks=2"] if words[0] == "eval" else [])]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -68,7 +68,7 @@ def test_every_file_is_a_recipe():
 
 # Recipe, key, published value. The values are those of the publications' own configuration files.
 PUBLISHED = [
-    ("paravt/sft", "model.planned_model", "Qwen3-VL-8B-Instruct"),
+    ("paravt/sft", "model.memory_plan_model", "Qwen3-VL-8B-Instruct"),
     ("paravt/sft", "model.trained_weights", "all"),
     ("paravt/sft", "sft.optim.lr", 2e-5),
     ("paravt/sft", "sft.optim.betas", [0.9, 0.999]),
@@ -79,7 +79,7 @@ PUBLISHED = [
     ("paravt/sft", "sft.pack_length", 8192),
     ("paravt/sft", "sft.tokens_per_step", 4 * 8 * 8192),  # rows per GPU, GPUs, tokens per row
     ("paravt/sft", "sft.order", "shuffled_epochs"),
-    ("paravt/sft", "sft.demonstrations_per_media", 1),
+    ("paravt/sft", "sft.demonstrations_per_prefix", 1),
     ("paravt/sft", "sft.steps", 1500),
     ("paravt/sft", "sft.save_every", 100),
     ("paravt/sft", "sft.checkpoints.keep_steps", [500]),  # where the published RL starts
@@ -107,7 +107,7 @@ PUBLISHED = [
     ("paravt/para_grpo", "rl.prompts_per_step", 7),
     ("paravt/para_grpo", "rl.group_size", 8),
     ("paravt/para_grpo", "rl.epochs_per_batch", 1),
-    ("paravt/para_grpo", "rl.mini_batches", 1),
+    ("paravt/para_grpo", "rl.num_mini_batches", 1),
     ("paravt/para_grpo", "rl.max_staleness", 2),
     ("paravt/para_grpo", "rl.filters.reward_std", None),
     ("paravt/para_grpo", "rl.selection.oversample", 1.0),
@@ -152,7 +152,7 @@ PUBLISHED = [
     ("paravt/vanilla_grpo", "rewards.format_reward.settings.answer_suffix", False),
     ("paravt/vanilla_grpo", "rl.prompts_per_step", 7),
     ("pyvision/sft", "sft.order", "shuffled_epochs"),
-    ("pyvision/image_rl", "model.planned_model", "Qwen2.5-VL-7B-Instruct"),
+    ("pyvision/image_rl", "model.memory_plan_model", "Qwen2.5-VL-7B-Instruct"),
     ("pyvision/video_rl", "rewards.accuracy.settings.judge.model", "Qwen2.5-72B-Instruct"),
     ("pyvision/image_rl", "model.trained_weights", "language_model"),
     ("pyvision/image_rl", "engine.name", "vllm"),
@@ -169,10 +169,10 @@ PUBLISHED = [
     ("pyvision/image_rl", "rl.optim.weight_decay", 0.01),
     ("pyvision/image_rl", "rl.optim.schedule", "constant"),
     ("pyvision/image_rl", "rl.filters.statuses.drop", ["environment_error", "aborted", "length", "context_full"]),
-    ("pyvision/image_rl", "rl.filters.tool_image", {}),
+    ("pyvision/image_rl", "rl.filters.require_tool_image", {}),
     ("pyvision/image_rl", "rl.filters.reward_std", {}),
     ("pyvision/image_rl", "rl.prompts_per_step", 64),
-    ("pyvision/image_rl", "rl.mini_batches", 4),  # updates on 16 prompts each
+    ("pyvision/image_rl", "rl.num_mini_batches", 4),  # updates on 16 prompts each
     ("pyvision/image_rl", "rl.epochs_per_batch", 1),
     ("pyvision/image_rl", "rl.loss.old_logprobs", "trainer"),
     ("pyvision/image_rl", "rl.loss.aggregation", "token_mean"),
@@ -197,7 +197,7 @@ PUBLISHED = [
     ("pyvision/image_rl", "environment.settings.system_prompt_source", "row"),
     ("pyvision/image_rl", "environment.settings.final_answer_prompt", ""),
     ("pyvision/image_rl", "rl.max_staleness", 0),
-    ("pyvision/sft", "model.planned_model", "Qwen2.5-VL-7B-Instruct"),
+    ("pyvision/sft", "model.memory_plan_model", "Qwen2.5-VL-7B-Instruct"),
     ("pyvision/sft", "environment.settings.system_prompt_source", "row"),
     ("pyvision/video_baseline", "environment.name", "single_turn"),
     ("pyvision/video_baseline", "environment.settings.overview_fps", 1.0),

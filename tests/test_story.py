@@ -59,7 +59,7 @@ def rollout(task, renderer):
     ctx = Context(engine=engine, renderer=renderer, media=media, sampling=sampling, seed=1)
     score = compose_rewards(
         {
-            "accuracy": RewardTerm(correct=True),
+            "accuracy": RewardTerm(is_accuracy=True),
             "format_reward": RewardTerm(weight=0.5),
             "tool_use": RewardTerm(weight=0.5),
         }

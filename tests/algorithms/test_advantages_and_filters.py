@@ -261,13 +261,13 @@ def test_filters_in_order_with_their_counts():
     assert chosen.kept_groups[1].rewards == (1, 0, 0)
     assert chosen.num_missing == 0
     report = {report.name: report for report in chosen.filter_reports}
-    assert list(report) == ["statuses", "too_few_episodes", "reward_std", "over_target"]
+    assert list(report) == ["statuses", "too_few_episodes", "reward_std", "surplus"]
     assert (report["statuses"].num_groups, report["statuses"].num_episodes) == ((6, 0), (19, 5))
     assert report["statuses"].frac_correct == pytest.approx((15 / 19, 0.0))
     assert (report["too_few_episodes"].num_groups, report["too_few_episodes"].num_episodes) == ((5, 1), (18, 1))
     assert report["reward_std"].num_groups == (3, 2)
     assert report["reward_std"].frac_correct == pytest.approx((7 / 11, 1.0))
-    assert (report["over_target"].num_groups, report["over_target"].num_episodes) == ((2, 1), (7, 4))
+    assert (report["surplus"].num_groups, report["surplus"].num_episodes) == ((2, 1), (7, 4))
 
 
 def test_arrival_order_without_ranking_and_a_missed_target():
@@ -315,9 +315,9 @@ def test_require_tool_image_drops_episodes_without_one():
         make_tool_episode(False, has_child=True),
         make_tool_episode(True, has_child=True),
     )
-    chosen = select_groups([group], {**FILTERS, "tool_image": {}}, target=1)
+    chosen = select_groups([group], {**FILTERS, "require_tool_image": {}}, target=1)
     assert get_kept_indices(chosen) == [0.0, 2.0, 3.0]
-    assert {report.name: report.num_episodes for report in chosen.filter_reports}["tool_image"] == (3, 1)
+    assert {report.name: report.num_episodes for report in chosen.filter_reports}["require_tool_image"] == (3, 1)
     assert get_kept_indices(select_groups([group], FILTERS, target=1)) == [0.0, 1.0, 2.0, 3.0]
 
 
@@ -341,9 +341,9 @@ def test_correct_episodes_with_a_negative_advantage_can_be_left_out():
     """Three episodes of [1.2, 1, 1, 1] and [1, 0] are; both groups remain."""
     groups = [make_group("a", [1.2, 1, 1, 1]), make_group("b", [1, 0])]
     advantages = compute_group_advantages(groups, AdvantageConfig(estimator="dr_grpo"))
-    masks, [report] = filter_by_advantage(groups, advantages, {**FILTERS, "correct_negative": {}})
+    masks, [report] = filter_by_advantage(groups, advantages, {**FILTERS, "drop_correct_negative": {}})
     assert masks == [[True, False, False, False], [True, True]]
-    assert (report.name, report.num_groups) == ("correct_negative", (2, 0))
+    assert (report.name, report.num_groups) == ("drop_correct_negative", (2, 0))
     assert (report.num_episodes, report.frac_correct) == ((3, 3), (pytest.approx(2 / 3), 1.0))
 
 

@@ -44,7 +44,7 @@ def test_unknown_algorithms_and_settings_raise_before_a_run(override, key, value
 
 
 def test_an_estimator_that_reads_correctness_needs_a_marked_reward():
-    settings = ["rewards.accuracy.correct=false", "rl.advantage.estimator=accuracy_baseline"]
+    settings = ["rewards.accuracy.is_accuracy=false", "rl.advantage.estimator=accuracy_baseline"]
     with raises(ConfigError, key="rewards", value=("accuracy",)):
         check_recipe(load_recipe("tiny/base", settings))
     check_recipe(load_recipe("tiny/base", settings[1:]))
@@ -117,7 +117,7 @@ def loss(logp_N, old_logp_N, adv_N, seq_N):
 def mean(logp_N, old_logp_N, adv_N, seq_N):
     return logp_N.mean(), {}
 
-def over_target(scored):
+def surplus(scored):
     return True
 """
 
@@ -149,7 +149,7 @@ def test_filters_have_names_of_their_own(failing_file, tmp_path):
     other.write_text("def length(scored):\n    return True\n")
     for filters, plugin in [
         ({"length": {"max_tokens": 8}, str(other): {}}, str(other)),
-        ({f"{failing_file}:over_target": {}}, f"{failing_file}:over_target"),
+        ({f"{failing_file}:surplus": {}}, f"{failing_file}:surplus"),
     ]:
         with raises(ConfigError, key=f"rl.filters.{plugin}", value=Path(plugin.rpartition(":")[2]).stem):
             resolve_filters(filters)

@@ -59,7 +59,7 @@ def test_visual_tokens_of_published_models():
     assert [(conversation.num_frames, conversation.visual_tokens) for conversation in eight.conversations] == [
         (K, K * 9 * 5) for K in (4, 8, 16, 32, 64)
     ]
-    seven = ("model.planned_model=Qwen2.5-VL-7B-Instruct", "model.family=qwen2_5_vl")
+    seven = ("model.memory_plan_model=Qwen2.5-VL-7B-Instruct", "model.family=qwen2_5_vl")
     _, _, other = estimate_recipe("paravt/para_grpo", *seven)
     assert other.longest.visual_tokens == 64 * 10 * 6
     assert other.sub_agent.visual_tokens == 16 * 10 * 6

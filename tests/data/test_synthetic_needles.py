@@ -32,7 +32,7 @@ CONFIGS = {
     "opening": SyntheticConfig(tasks="cue", **CLIPS, needles=NeedlesConfig(**FEW)),
     "marker": SyntheticConfig(tasks="cue", **CLIPS, needles=NeedlesConfig(**FEW, cue="marker")),
     "counter": SyntheticConfig(tasks="cue", **CLIPS, needles=NeedlesConfig(**FEW, cue="counter")),
-    "search": SyntheticConfig(tasks="search", **CLIPS, needles=NeedlesConfig(**FEW, turns=2)),
+    "search": SyntheticConfig(tasks="search", **CLIPS, needles=NeedlesConfig(**FEW, tool_turns=2)),
     "cost": SyntheticConfig(tasks="cost", **CLIPS, needles=NeedlesConfig(num_places=6, calls_per_turn=1)),
     "map": SyntheticConfig(
         tasks="map",
@@ -46,7 +46,7 @@ CONFIGS = {
         media="image",
         demonstrations="python",
         **SIZES,
-        needles=NeedlesConfig(**FEW, turns=2, label="small"),
+        needles=NeedlesConfig(**FEW, tool_turns=2, label="small"),
     ),
 }
 MIDDLES = sample_uniform_times(240.0, 6)
@@ -224,7 +224,7 @@ def test_the_best_search_divides_each_range():
     # Two turns of one call find the middle of three places in one, the others in two calls.
     tasks = make_tasks([0, 1, 2], ["a", "b", "c"])
     tasks = [replace(task, extras={**task.extras, "question": "search"}) for task in tasks]
-    settings = NeedlesConfig(num_places=3, calls_per_turn=1, turns=2)
+    settings = NeedlesConfig(num_places=3, calls_per_turn=1, tool_turns=2)
     assert compute_policy_baselines(tasks, settings)["oracle"] == [1.0, pytest.approx((1 + 2 + 2) / 3)]
     # Of five places, two remain: their answers are random.
     tasks = [
@@ -253,7 +253,7 @@ def test_calls_that_cost_are_subtracted():
     ("settings", "key"),
     [
         ({"tasks": "cue", "needles": {"num_places": 3}}, "synthetic.needles.num_places"),
-        ({"tasks": "cue", "clip_seconds": 60.0}, "synthetic.needles.call_seconds"),
+        ({"tasks": "cue", "clip_seconds": 60.0}, "synthetic.needles.window_seconds"),
         ({"tasks": "cue", "event_seconds": 20.0}, "synthetic.event_seconds"),
         ({"tasks": "cue", "needles": {"num_places": 13}}, "synthetic.needles.num_places"),
         ({"tasks": "map", "media": "image", "needles": {"num_places": 13}}, "synthetic.needles.num_places"),
@@ -272,7 +272,7 @@ def test_impossible_settings_are_refused_before_a_file_is_written(tmp_path, sett
     [
         ({"tasks": "map"}, "synthetic.tasks"),
         ({"tasks": "cue", "media": "image"}, "synthetic.tasks"),
-        ({"needles": {"turns": 2}}, "synthetic.tasks"),
+        ({"needles": {"tool_turns": 2}}, "synthetic.tasks"),
         ({"tasks": "cue", "demonstrations": "direct"}, "synthetic.demonstrations"),
     ],
 )
@@ -285,7 +285,7 @@ def test_contradicting_settings_are_refused(settings, key):
 def test_recipes_have_the_limits_of_their_baselines(name):
     recipe = load_recipe(f"tiny/{name}")
     needles, environment = recipe.synthetic.needles, recipe.environment.settings
-    assert environment["max_tool_turns"] == needles.turns
+    assert environment["max_tool_turns"] == needles.tool_turns
     calls = (
         1 if recipe.environment.name == "python" else environment["max_calls_per_turn"]
     )  # code may show several crops

@@ -75,7 +75,7 @@ def test_an_evaluation_records_its_server_and_resumes(tmp_path, image):
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"id": str(i), **task}) + "\n" for i in range(3)))
     arguments = ["eval", folder, "--tasks", tmp_path / "tasks.jsonl", "--name", "served"]
     with server(zoom_then_answer) as served:
-        good(*arguments, "--model", served.url, "evaluation.limit=2")
+        good(*arguments, "--model", served.url, "evaluation.num_tasks=2")
         num_first = len(served.bodies)
         good(*arguments, "--model", served.url)
         assert (num_first, len(served.bodies)) == (4, 6)  # two of three tasks were already answered

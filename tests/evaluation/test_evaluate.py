@@ -29,7 +29,7 @@ from saccade.types import AnswerType, EpisodeStatus, Media, SamplingParams, Task
 
 TASKS = [task(f"w-{i}", question=("at", "when")[i % 2]) for i in range(8)]
 CALL = 'Look.</think><tool_call>{"name":"crop_video","arguments":{"start_time":0,"end_time":8}}</tool_call>'
-SCORE = compose_rewards({"accuracy": RewardTerm(correct=True)})
+SCORE = compose_rewards({"accuracy": RewardTerm(is_accuracy=True)})
 
 
 class Killed(BaseException):
@@ -124,7 +124,7 @@ def test_more_samples_keep_existing_ones(renderer, tmp_path):
 
 
 def test_smaller_limit_is_a_part_of_the_full_results(renderer, tmp_path):
-    limited = run(renderer, tmp_path / "a.jsonl", limit=3)
+    limited = run(renderer, tmp_path / "a.jsonl", num_tasks=3)
     complete = run(renderer, tmp_path / "a.jsonl")
     assert len(read_records(tmp_path / "a.jsonl")) == 8
     assert all(outcome in complete for outcome in limited)

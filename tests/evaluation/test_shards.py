@@ -82,7 +82,7 @@ def shard(renderer, folder, text, **more):
     return run(renderer, path, subset=part, root=folder, **{"num_samples": 2, **more})
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle_options": True}, {"limit": 5}])
+@pytest.mark.parametrize("options", [{}, {"shuffle_options": True}, {"num_tasks": 5}])
 def test_merged_shards_equal_a_single_evaluation(renderer, tmp_path, options):
     folders = [tmp_path / name for name in "abc"]
     tasks = [replace(task, media=(Media(path=str(tmp_path / "a" / "clip.mp4")),)) for task in TASKS]
@@ -151,7 +151,7 @@ def test_incompatible_shards_raise(renderer, tmp_path):
         ({"identity": {"weights": "others"}}, ("weights",)),
         ({"identity": {"weights": "these"}, "temperature": 0.0}, ("settings",)),
         ({"identity": {"weights": "these"}, "seed": 8}, ("seed",)),
-        ({"identity": {"weights": "these"}, "limit": 6}, "tasks"),
+        ({"identity": {"weights": "these"}, "num_tasks": 6}, "tasks"),
         ({"identity": {"weights": "these"}, "num_samples": 3}, "tasks"),
         ({"identity": {"weights": "these"}, "tasks": TASKS[1:]}, "tasks"),
     ):

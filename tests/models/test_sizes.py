@@ -183,7 +183,7 @@ def test_vision_activation_bytes_match_autograd(tmp_path, family, dtype, size):
 
 
 def test_unknown_models_are_refused(tmp_path):
-    with raises(ConfigError, key="model.planned_model", value="Qwen3-VL-8B") as caught:
+    with raises(ConfigError, key="model.memory_plan_model", value="Qwen3-VL-8B") as caught:
         compute_published_sizes("Qwen3-VL-8B")
     assert "'Qwen3-VL-8B-Instruct'" in str(caught.value)
     with raises(ModelError, key="family", value="nothing"):

@@ -22,7 +22,7 @@ def compute_score(terms, attempt, of=TASK):
 
 def test_value_and_parts():
     terms = {
-        "accuracy": RewardTerm(correct=True),
+        "accuracy": RewardTerm(is_accuracy=True),
         "format_reward": RewardTerm(weight=0.5),
         "tool_use": RewardTerm(settings={"mode": "accumulative"}),
     }
@@ -36,9 +36,9 @@ def test_value_and_parts():
 def test_format_compliance_counts_only_as_a_term():
     loose = episode(turn(think(), answer(), text("!")))
     tidy = episode(turn(think(), answer()))
-    assert compute_score({"accuracy": RewardTerm(correct=True)}, loose).value == 1.0
-    assert compute_score({"accuracy": RewardTerm(correct=True)}, tidy).parts["format_compliance"] == 1.0
-    weighted = {"accuracy": RewardTerm(correct=True), "format_compliance": RewardTerm(weight=0.25)}
+    assert compute_score({"accuracy": RewardTerm(is_accuracy=True)}, loose).value == 1.0
+    assert compute_score({"accuracy": RewardTerm(is_accuracy=True)}, tidy).parts["format_compliance"] == 1.0
+    weighted = {"accuracy": RewardTerm(is_accuracy=True), "format_compliance": RewardTerm(weight=0.25)}
     assert (compute_score(weighted, loose).value, compute_score(weighted, tidy).value) == (1.0, 1.25)
 
 
@@ -46,8 +46,8 @@ def test_format_compliance_counts_only_as_a_term():
 def test_tools_share_the_accuracy_of_the_recipe(order):
     partly = episode(LOOKED, turn(think(), answer("red ball now")))
     settings = {"answer_types": {"open": {"mode": "exact"}}}
-    strict = {"accuracy": RewardTerm(correct=True, settings=settings), "tool_use": RewardTerm()}
-    loose = {"accuracy": RewardTerm(correct=True), "tool_use": RewardTerm()}
+    strict = {"accuracy": RewardTerm(is_accuracy=True, settings=settings), "tool_use": RewardTerm()}
+    loose = {"accuracy": RewardTerm(is_accuracy=True), "tool_use": RewardTerm()}
     of = task("red ball")
     assert compute_score({name: loose[name] for name in order}, partly, of).parts["tool_use"] == pytest.approx(0.8)
     assert compute_score({name: strict[name] for name in order}, partly, of).parts["tool_use"] == pytest.approx(0.3)
@@ -75,7 +75,7 @@ def test_invalid_names_raise():
     with raises(ConfigError, key="rewards.acuracy", value="acuracy"):
         compose_rewards({"acuracy": RewardTerm()})
     with raises(ConfigError, key="rewards", value=("accuracy", "./accuracy.py")):
-        compose_rewards({"accuracy": RewardTerm(correct=True), "./accuracy.py": RewardTerm()})
+        compose_rewards({"accuracy": RewardTerm(is_accuracy=True), "./accuracy.py": RewardTerm()})
 
 
 def write_reward(path, code):
@@ -88,7 +88,7 @@ def test_a_reward_from_a_file(tmp_path):
         tmp_path / "brevity.py",
         "def brevity(episode, *, free: int = 3) -> float:\n    return float(len(episode.turns) <= free)\n",
     )
-    terms = {"accuracy": RewardTerm(correct=True), mine: RewardTerm(weight=0.5, settings={"free": 1})}
+    terms = {"accuracy": RewardTerm(is_accuracy=True), mine: RewardTerm(weight=0.5, settings={"free": 1})}
     assert compute_score(terms, episode(turn(think(), answer()))).value == 1.5
     assert compute_score(terms, episode(LOOKED, turn(think(), answer()))).parts["brevity"] == 0.0
 
@@ -103,7 +103,7 @@ def test_async_class_reward_receives_the_accuracy(tmp_path):
     )
     partly = episode(turn(think(), answer("red ball")))
     assert compute_score(
-        {"accuracy": RewardTerm(weight=0.0, correct=True), mine: RewardTerm(weight=3.0, settings={"factor": 0.5})},
+        {"accuracy": RewardTerm(weight=0.0, is_accuracy=True), mine: RewardTerm(weight=3.0, settings={"factor": 0.5})},
         partly,
     ).value == pytest.approx(0.5)
     with raises(ConfigError, key=f"rewards.{mine}.settings.factor"):
@@ -121,8 +121,8 @@ def test_failing_reward_raises(tmp_path, code, cause):
 def test_one_ungraded_reward_leaves_no_score(tmp_path):
     mine = write_reward(tmp_path / "unsure.py", "def unsure(episode):\n    return Ungraded(reason='no idea')\n")
     for terms in (
-        {"accuracy": RewardTerm(correct=True), mine: RewardTerm(weight=0.0)},
-        {mine: RewardTerm(), "accuracy": RewardTerm(correct=True)},
+        {"accuracy": RewardTerm(is_accuracy=True), mine: RewardTerm(weight=0.0)},
+        {mine: RewardTerm(), "accuracy": RewardTerm(is_accuracy=True)},
     ):
         assert compute_score(terms, episode(turn(answer()))) == Ungraded(reason="no idea")
 
@@ -130,7 +130,9 @@ def test_one_ungraded_reward_leaves_no_score(tmp_path):
 def test_an_ungraded_accuracy_is_not_a_wrong_answer_for_other_rewards(tmp_path):
     mine = write_reward(tmp_path / "accuracy.py", "async def accuracy(episode):\n    return Ungraded(reason='away')\n")
     attempt = episode(LOOKED, turn(think(), answer()))
-    assert compute_score({"tool_use": RewardTerm(), mine: RewardTerm(correct=True)}, attempt) == Ungraded(reason="away")
+    assert compute_score({"tool_use": RewardTerm(), mine: RewardTerm(is_accuracy=True)}, attempt) == Ungraded(
+        reason="away"
+    )
 
 
 def test_credits_are_weighted_and_not_in_the_value(tmp_path):
@@ -139,7 +141,7 @@ def test_credits_are_weighted_and_not_in_the_value(tmp_path):
         tmp_path / "split.py",
         f"def split(episode):\n    return Score(value=0.8, parts={{'detail': 3.0}}, credits=({credit},))\n",
     )
-    terms = {"accuracy": RewardTerm(correct=True), mine: RewardTerm(weight=0.5)}
+    terms = {"accuracy": RewardTerm(is_accuracy=True), mine: RewardTerm(weight=0.5)}
     score = compute_score(terms, episode(turn(think(), answer())))
     assert (score.value, score.total, score.correct) == (pytest.approx(1.4), pytest.approx(1.575), 1.0)
     assert score.parts == {"accuracy": 1.0, "split": 0.8, "format_compliance": 1.0, "split/detail": 3.0}
@@ -168,16 +170,16 @@ def test_infinite_rewards_and_credits_of_missing_spans_raise(tmp_path, code, val
 def test_correctness_comes_from_the_marked_term(tmp_path):
     mine = write_reward(tmp_path / "mine.py", "def mine(episode):\n    return 0.7\n")
     right = episode(turn(think(), answer()))
-    marked = {"accuracy": RewardTerm(), mine: RewardTerm(weight=0.0, correct=True), "tool_use": RewardTerm()}
+    marked = {"accuracy": RewardTerm(), mine: RewardTerm(weight=0.0, is_accuracy=True), "tool_use": RewardTerm()}
     assert (compute_score(marked, right).correct, compute_score(marked, right).is_correct) == (0.7, True)
     unmarked = compute_score({"accuracy": RewardTerm(), mine: RewardTerm()}, right)
     assert (unmarked.correct, unmarked.is_correct) == (None, False)
     with raises(ConfigError, key="rewards", value=("accuracy", mine)):
-        compose_rewards({"accuracy": RewardTerm(correct=True), mine: RewardTerm(correct=True)})
+        compose_rewards({"accuracy": RewardTerm(is_accuracy=True), mine: RewardTerm(is_accuracy=True)})
     with raises(ConfigError, key="rewards", value=None):
         compose_rewards({"accuracy": RewardTerm(), "tool_use": RewardTerm()})
     with raises(ConfigError, key="rewards", value="diversity"):
-        compose_rewards({"diversity": RewardTerm(correct=True)})
+        compose_rewards({"diversity": RewardTerm(is_accuracy=True)})
 
 
 def test_a_nan_reward_raises(tmp_path):
@@ -194,7 +196,7 @@ SEEN = [episode(turn(think(), answer(body)), of=TASK) for body in ("red", "red",
 
 def test_a_group_reward_compares_the_episodes_of_a_group():
     """Of the three others, two answer otherwise than each of the first two, and all three than the last two."""
-    terms = {"accuracy": RewardTerm(correct=True), "diversity": RewardTerm(weight=0.3, settings={"of": "answer"})}
+    terms = {"accuracy": RewardTerm(is_accuracy=True), "diversity": RewardTerm(weight=0.3, settings={"of": "answer"})}
     scores = asyncio.run(compose_rewards(terms)(SEEN))
     assert [score.parts["diversity"] for score in scores] == pytest.approx([2 / 3, 2 / 3, 1.0, 1.0])
     assert [score.value for score in scores] == pytest.approx([1.2, 1.2, 0.3, 0.3])
@@ -205,7 +207,7 @@ def test_diversity_of_calls_may_count_for_correct_episodes_alone():
     wide, narrow = turn(think(), call(), call()), turn(think(), call())
     right, wrong = turn(think(), answer("red")), turn(think(), answer("blue"))
     seen = [episode(wide, right, of=TASK), episode(narrow, right, of=TASK), episode(narrow, wrong, of=TASK)]
-    terms = {"accuracy": RewardTerm(correct=True), "diversity": RewardTerm(settings={"only_correct": True})}
+    terms = {"accuracy": RewardTerm(is_accuracy=True), "diversity": RewardTerm(settings={"only_correct": True})}
     scores = asyncio.run(compose_rewards(terms)(seen))
     assert [score.parts["diversity"] for score in scores] == [1.0, 0.5, 0.0]
     assert [score.parts["diversity"] for score in asyncio.run(compose_rewards(terms)(seen[:1]))] == [0.0]

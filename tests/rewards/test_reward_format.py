@@ -87,7 +87,7 @@ def test_separate_anchor(turns, value, anchor):
 
 def test_separate_anchor_in_a_composed_score():
     terms = {
-        "accuracy": RewardTerm(correct=True),
+        "accuracy": RewardTerm(is_accuracy=True),
         "format_reward": RewardTerm(weight=0.5, settings={"anchor_credit": "tokens"}),
     }
     [composed] = asyncio.run(compose_rewards(terms)([episode(FLOW)]))

@@ -402,7 +402,7 @@ def test_accuracy_with_a_judge():
     def terms(url):
         referee = {"url": url, "model": "referee", "cache_dir": None, "max_retries": 0}
         return {
-            "accuracy": RewardTerm(correct=True, settings={"judge": referee}),
+            "accuracy": RewardTerm(is_accuracy=True, settings={"judge": referee}),
             "tool_use": RewardTerm(),
         }
 
@@ -427,7 +427,7 @@ def test_ungraded_episodes_are_excluded_from_the_group():
 
     with server(half) as served:
         referee = {"url": served.url, "model": "referee", "cache_dir": None, "max_retries": 1, "retry_backoff": 0.0}
-        score = compose_rewards({"accuracy": RewardTerm(correct=True, settings={"judge": referee})})
+        score = compose_rewards({"accuracy": RewardTerm(is_accuracy=True, settings={"judge": referee})})
         group = build_group(episodes, asyncio.run(score(episodes)))
         unjudged = build_group(episodes[1:2], asyncio.run(score(episodes[1:2])))
     assert (group.rewards, group.solve_rate) == ((1.0, 0.0, 1.0), pytest.approx(2 / 3))

@@ -23,7 +23,7 @@ NAMES = (
 def trained_run(tmp_path_factory, tiny_folder, dataset_folder):
     """A run of SFT with its evaluation."""
     folder = tmp_path_factory.mktemp("trained") / "run"
-    settings = [*SFT, "sft.steps=1", "sampling.max_tokens=8", "evaluation.limit=1"]
+    settings = [*SFT, "sft.steps=1", "sampling.max_tokens=8", "evaluation.num_tasks=1"]
     given = ["--model", tiny_folder, "--data", dataset_folder, "--out", folder, "--stage", "sft,eval"]
     done = run("train", "tiny/para_grpo", *settings, *given)
     assert done.exit_code == 0, done.output

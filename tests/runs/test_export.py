@@ -33,7 +33,7 @@ def run(tmp_path_factory, tiny_folder, dataset_folder):
     validation = ["validation.every=2", "validation.num_tasks=2", "sft.optim={name: adamw, lr: 0.05}"]
     paths = ["--model", tiny_folder, "--data", dataset_folder, "--out", folder]
     good("sft", "tiny/para_grpo", *settings, policy, *validation, *paths)
-    good("eval", folder, "evaluation.limit=2")
+    good("eval", folder, "evaluation.num_tasks=2")
     return folder
 
 
@@ -148,7 +148,7 @@ def test_a_card_without_scores_says_so(run, exported, tmp_path):
 
 
 def test_an_export_is_evaluated_like_any_model(run, exported):
-    good("eval", run, "evaluation.limit=2", "--model", exported, "--name", "exported")
+    good("eval", run, "evaluation.num_tasks=2", "--model", exported, "--name", "exported")
     names = ("test", "exported")
     lines = [
         [json.loads(line) for line in (run / "evaluations" / f"{name}.jsonl").read_text().splitlines()]

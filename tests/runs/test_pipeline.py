@@ -188,7 +188,7 @@ def test_a_finished_evaluation_loads_no_model_and_parses_its_file_once(run_copy,
 def test_finished_results_are_read_without_torch(run_copy, tmp_path, tiny_folder, dataset_folder):
     folder, _ = run_copy
     before = read_results(folder)
-    by_recipe = ["eval", "tiny/base", "evaluation.limit=2", "sampling.max_tokens=8", "--model", tiny_folder]
+    by_recipe = ["eval", "tiny/base", "evaluation.num_tasks=2", "sampling.max_tokens=8", "--model", tiny_folder]
     by_recipe = [*map(str, by_recipe), f"--tasks={dataset_folder / 'test/tasks.jsonl'}", f"--out={tmp_path / 'home'}"]
     good(*by_recipe)
     results = str(folder / "evaluations" / "test.jsonl")
@@ -323,7 +323,7 @@ def test_ungraded_episodes_are_reported_and_retried(tmp_path, tiny_folder, datas
 def test_run_with_its_data_can_be_moved(tmp_path, monkeypatch):
     """Dataset, model and checkpoints below the run: resumed, evaluated, asked and reported from its new place."""
     folder, moved = tmp_path / "here" / "run", tmp_path / "there" / "run"
-    settings = [*SFT, *RL, *SHORT, "evaluation.limit=2"]
+    settings = [*SFT, *RL, *SHORT, "evaluation.num_tasks=2"]
     good("data", "synth", folder / "data", *SYNTHETIC)
     good("model", "tiny", folder / "model")
     start = ["tiny/para_grpo", *settings, "--model", folder / "model", "--data", folder / "data", "--out", folder]

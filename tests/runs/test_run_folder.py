@@ -108,7 +108,7 @@ RESUMABLE = [
 RESUMABLE += [
     "rl.selection.surplus=requeue",
     "rl.selection.oversample=2",
-    "evaluation.limit=3",
+    "evaluation.num_tasks=3",
     "rl.save_every=7",
     "model.num_threads=1",
 ]

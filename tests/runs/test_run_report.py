@@ -15,7 +15,7 @@ from saccade.runs.run_folder import Run
 from saccade.training.episode_log import RolloutRecord
 from saccade.types import Episode, EpisodeStatus, Task
 
-SHORT = [*SFT, *RL, "sampling.max_tokens=8", "evaluation.limit=2"]
+SHORT = [*SFT, *RL, "sampling.max_tokens=8", "evaluation.num_tasks=2"]
 
 
 @pytest.fixture(scope="module")

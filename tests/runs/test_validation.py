@@ -192,7 +192,7 @@ def runs(tmp_path_factory, tiny_folder, dataset_folder):
     """The same training without and with validation; the second keeps its best checkpoint."""
     root = tmp_path_factory.mktemp("runs")
     (root / "variety.py").write_text(REWARD)
-    reward = f"rewards={{accuracy: null, {root / 'variety.py'}: {{correct: true}}}}"
+    reward = f"rewards={{accuracy: null, {root / 'variety.py'}: {{is_accuracy: true}}}}"
     best = [f"{stage}.checkpoints={{last: 1, best: 1}}" for stage in ("sft", "rl")]
     more_frames = "validation.environment_settings={num_frames: 3}"
     for name, settings in (("without", [reward]), ("with", [reward, *ON, more_frames, *best])):

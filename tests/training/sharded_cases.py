@@ -77,7 +77,7 @@ CASES = {
     # Newton-Schulz iterates in bfloat16, which makes rounding differences of a gradient visible.
     "sft muon": Case("sft", ("sft.optim.name=muon", "sft.optim.lr=1e-4"), 1e-3),
     "sft bfloat16": Case("sft", (*ADAMW, "model.dtype=bfloat16"), 5e-2),
-    "rl": Case("rl", (*ADAMW, "rl.mini_batches=2")),
+    "rl": Case("rl", (*ADAMW, "rl.num_mini_batches=2")),
     "rl texts": Case("rl", ADAMW, change_samples=replace_by_texts),
     "rl kl": Case("rl", (*ADAMW, "rl.kl.loss_coef=0.5", "rl.epochs_per_batch=2")),
     "rl kl lora": Case("rl", (*ADAMW, "rl.optim.lr=1e-3", "rl.kl.advantage_coef=0.5", "model.lora_rank=2")),

@@ -1,4 +1,4 @@
-"""The group queue: staleness, each prompt once, groups that are too slow, resuming, failures, and no task left running."""
+"""The group queue: staleness, each prompt once, groups that are too slow, resuming, failures, no task left running."""
 
 import asyncio
 import random

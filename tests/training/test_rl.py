@@ -176,7 +176,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(workspace, trained_weights, 
 @pytest.mark.parametrize("during", ["rollouts", "an update", "a weight sync"])
 def test_ctrl_c_saves_the_last_finished_step(workspace, trained_weights, tmp_path, monkeypatch, during, mini_batches):
     """Step 1 has no regular checkpoint; the weights between the updates of two mini-batches are those of no step."""
-    overrides = ("rl.steps=2", f"rl.mini_batches={mini_batches}", "sampling.max_tokens=8")
+    overrides = ("rl.steps=2", f"rl.num_mini_batches={mini_batches}", "sampling.max_tokens=8")
     whole = load_alternating(workspace, *overrides, weights=trained_weights)
     rows = workspace.run_rl(whole, tmp_path / "whole")
 
@@ -355,7 +355,7 @@ def test_mini_batches_are_updates_on_parts_of_the_groups(collected_groups, works
 
     def update(parts, num_mini_batches):
         components = workspace.load_components(
-            *overrides, f"rl.mini_batches={num_mini_batches}", weights=trained_weights
+            *overrides, f"rl.num_mini_batches={num_mini_batches}", weights=trained_weights
         )
         optimizer, settings = load_optimizer(components), components.recipe.rl
         reports = [policy_update.update_policy(components, part, settings, optimizer) for part in parts]
@@ -375,7 +375,7 @@ def test_every_mini_batch_compares_with_the_logprobs_before_the_first_step(
     collected_groups, workspace, trained_weights, monkeypatch
 ):
     """Two passes over two mini-batches; each step's token weights add up to 1."""
-    overrides = ("rl={epochs_per_batch: 2, mini_batches: 2, micro_batch_size: 100}", "rl.optim.warmup_steps=0")
+    overrides = ("rl={epochs_per_batch: 2, num_mini_batches: 2, micro_batch_size: 100}", "rl.optim.warmup_steps=0")
     components = workspace.load_components(*overrides, "model.num_threads=1", weights=trained_weights)
     calls, compute_policy_loss = [], policy_update.compute_policy_loss
 
@@ -506,9 +506,9 @@ SETTINGS = (
     "rl={advantage: {estimator: remax}, filters: {reward_std: null}}",
     "rl={advantage: {estimator: accuracy_baseline}, loss: {above_tis_cap: mask, above_stale_tis_cap: mask}}",
     "model.trained_weights=language_model",
-    "rl={mini_batches: 2, advantage: {whiten: tokens}, kl: {advantage_coef: 0.01}}",
-    "rl={filters: {correct_negative: {}}, selection: {rank_by: reward_std, oversample: 2, surplus: requeue}}",
-    "rl={filters: {tool_image: {}, length: {max_tokens: 4000}}, selection: {max_sampling_rounds: 2}}",
+    "rl={num_mini_batches: 2, advantage: {whiten: tokens}, kl: {advantage_coef: 0.01}}",
+    "rl={filters: {drop_correct_negative: {}}, selection: {rank_by: reward_std, oversample: 2, surplus: requeue}}",
+    "rl={filters: {require_tool_image: {}, length: {max_tokens: 4000}}, selection: {max_sampling_rounds: 2}}",
     "rewards.format_reward.settings={anchor_credit: tokens}",
 )
 
@@ -571,7 +571,7 @@ REPORTED = """
     visual_tokens sampled_tokens entropy grad_norm approx_kl clip_fraction engine_trainer_logprob_diff_mean
     engine_trainer_logprob_diff_max tis_weight_mean tis_weight_max frac_tis_truncated staleness_mean staleness_max
     frac_correct_negative groups/kept groups/dropped/statuses groups/dropped/too_few_episodes groups/dropped/reward_std
-    groups/dropped/over_target groups/cancelled episodes/cancelled ungraded episodes/discarded episodes/restarted
+    groups/dropped/surplus groups/cancelled episodes/cancelled ungraded episodes/discarded episodes/restarted
     restart_discarded_tokens sampling_rounds lr loss packed_tokens trained_tokens
 """
 

@@ -452,7 +452,7 @@ def test_records_name_what_became_of_an_episode(workspace):
         reasons[record.group].add((record.outcome, record.reason))
     assert len(records) == 8
     assert list(reasons.values()).count({("dropped", "reward_std")}) == 1
-    assert list(reasons.values()).count({("dropped", "over_target")}) == 1
+    assert list(reasons.values()).count({("dropped", "surplus")}) == 1
     assert list(reasons.values()).count({("kept", "")}) == len(batch.groups) == 2
     assert all(record.step == 1 and record.score is not None for record in records)
 
@@ -485,7 +485,7 @@ def test_num_tokens_counts_all_conversations(workspace):
 def test_without_over_provision_no_group_is_cancelled(workspace):
     batch, _ = collect(load_components(workspace, "rl.selection.oversample=2"), workspace)
     assert batch.metrics["groups/cancelled"] == 0.0
-    assert batch.metrics["groups/kept"] + batch.metrics["groups/dropped/over_target"] == 4.0
+    assert batch.metrics["groups/kept"] + batch.metrics["groups/dropped/surplus"] == 4.0
 
 
 def test_an_exception_is_raised_while_other_groups_are_running(workspace):

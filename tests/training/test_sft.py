@@ -21,11 +21,11 @@ from saccade.types import TrainingSample
 
 
 def draw_samples(workspace, components, *, seed=1, auxiliary_fraction=0.5, settings=None, demonstrations=None):
-    by_context = sft.group_by_context(demonstrations or workspace.demonstrations)
+    prefix_groups = sft.group_by_prefix(demonstrations or workspace.demonstrations)
     return asyncio.run(
         sft.draw_samples(
             components,
-            by_context,
+            prefix_groups,
             settings or components.recipe.sft,
             seed=seed,
             auxiliary_fraction=auxiliary_fraction,
@@ -150,7 +150,7 @@ def test_a_run_without_demonstrations_raises(workspace, tmp_path):
 
 EPOCHS = (
     "sft={order: shuffled_epochs, auxiliary_fraction: 0.5, tokens_per_step: 300, steps: 4}",
-    "sft.demonstrations_per_media=1",
+    "sft.demonstrations_per_prefix=1",
     "model.trained_weights=language_model",
 )
 
@@ -183,34 +183,34 @@ def name_demonstrations(units):
 
 @pytest.mark.parametrize("unit_size", [1, 2, 100])
 def test_an_epoch_has_every_demonstration_once_in_an_order_of_its_own(workspace, unit_size):
-    by_context = sft.group_by_context(workspace.demonstrations)
-    first, second = (sft.shuffle_units(by_context, unit_size, seed=5, epoch=epoch) for epoch in (0, 1))
+    prefix_groups = sft.group_by_prefix(workspace.demonstrations)
+    first, second = (sft.shuffle_units(prefix_groups, unit_size, seed=5, epoch=epoch) for epoch in (0, 1))
     expected = sorted(map(repr, name_demonstrations([workspace.demonstrations])))
     for units in (first, second):
         assert sorted(map(repr, name_demonstrations(units))) == expected
-        assert len(units) == sft.count_units(by_context, unit_size)
-        assert all(len(sft.group_by_context(unit)) == 1 and len(unit) <= unit_size for unit in units)
+        assert len(units) == sft.count_units(prefix_groups, unit_size)
+        assert all(len(sft.group_by_prefix(unit)) == 1 and len(unit) <= unit_size for unit in units)
     assert name_demonstrations(first) != name_demonstrations(second)
-    assert sft.shuffle_units(by_context, unit_size, seed=6, epoch=0) != first
+    assert sft.shuffle_units(prefix_groups, unit_size, seed=6, epoch=0) != first
 
 
 def test_steps_of_shuffled_epochs_continue_where_the_last_one_ended(workspace):
     """Two demonstrations are two epochs of two positions: the steps draw them again, across the end of an epoch."""
     components = workspace.load_components(*EPOCHS, "sft.tokens_per_step=1")
-    by_context = sft.group_by_context(workspace.demonstrations[:2])
+    prefix_groups = sft.group_by_prefix(workspace.demonstrations[:2])
     settings, position, drawn = components.recipe.sft, 0, []
     for _ in range(4):
-        samples, position = asyncio.run(sft.draw_in_epochs(components, by_context, settings, position))
+        samples, position = asyncio.run(sft.draw_in_epochs(components, prefix_groups, settings, position))
         drawn.append(samples)
     assert position == 4
-    units = [unit for epoch in (0, 1) for unit in sft.shuffle_units(by_context, 1, seed=5, epoch=epoch)]
+    units = [unit for epoch in (0, 1) for unit in sft.shuffle_units(prefix_groups, 1, seed=5, epoch=epoch)]
     for samples, unit in zip(drawn, units, strict=True):
         context = components.build_context(seed=5)
         assert samples == asyncio.run(sft._replay(components, unit, context))
     large = settings.model_copy(
         update={"tokens_per_step": sum(len(sample.ledger) for part in drawn for sample in part)}
     )
-    together, position = asyncio.run(sft.draw_in_epochs(components, by_context, large, 0))
+    together, position = asyncio.run(sft.draw_in_epochs(components, prefix_groups, large, 0))
     one_by_one = [sample for part in drawn for sample in part]
     assert together[: len(one_by_one)] == one_by_one
 
@@ -227,18 +227,18 @@ def test_samples_depend_on_the_seed_only(drawn_samples, workspace):
     assert draw_samples(workspace, components, seed=2) != samples
 
 
-def test_contexts_are_drawn_until_the_step_has_its_tokens(drawn_samples, workspace):
+def test_prefix_groups_are_drawn_until_the_step_has_its_tokens(drawn_samples, workspace):
     components, samples = drawn_samples
     settings = [components.recipe.sft.model_copy(update={"tokens_per_step": size}) for size in (1, 300, 900)]
     drawings = [draw_samples(workspace, components, settings=chosen) for chosen in settings]
     assert 0 < len(drawings[0]) < len(drawings[1]) < len(drawings[2])
     assert all(samples[: len(drawing)] == drawing for drawing in drawings)
     paths = {image.path for sample in drawings[0] for image in sample.ledger.images()}
-    assert len(paths) == 1  # one context, of one video
+    assert len(paths) == 1  # one prefix group, of one video
 
 
 @pytest.mark.parametrize("auxiliary_fraction", [0.0, 1.0])
-def test_the_fraction_of_auxiliary_contexts(workspace, auxiliary_fraction):
+def test_the_fraction_of_auxiliary_prefix_groups(workspace, auxiliary_fraction):
     components = workspace.load_components()
     samples = draw_samples(workspace, components, auxiliary_fraction=auxiliary_fraction)
     assert has_main_conversation(components, samples) == (auxiliary_fraction == 0.0)
@@ -254,16 +254,18 @@ def has_main_conversation(components, samples):
     ("auxiliary_fraction", "auxiliary_warmup", "expected"),
     [(0, 0.5, [0, 0, 1, 1]), (0, 0, [1, 1, 1, 1]), (1, 0, [0, 0, 0, 0]), (0, 0.55, [0, 0, 1, 1])],
 )
-def test_auxiliary_contexts_come_first_during_the_warmup(workspace, auxiliary_fraction, auxiliary_warmup, expected):
+def test_auxiliary_groups_come_first_during_the_warmup(
+    workspace, auxiliary_fraction, auxiliary_warmup, expected
+):
     components = workspace.load_components(
         "sft.steps=4", f"sft.auxiliary_fraction={auxiliary_fraction}", f"sft.auxiliary_warmup={auxiliary_warmup}"
     )
 
     async def draw_steps():
-        by_context = sft.group_by_context(workspace.demonstrations)
+        prefix_groups = sft.group_by_prefix(workspace.demonstrations)
         return [
             has_main_conversation(components, samples)
-            async for _, samples, _ in sft.iterate_batches(components, by_context, 0)
+            async for _, samples, _ in sft.iterate_batches(components, prefix_groups, 0)
         ]
 
     assert asyncio.run(draw_steps()) == expected

@@ -108,7 +108,7 @@ def shape_rewards(rewards: ArrayLike, *, scale: float = 1.0, bias: float = 0.0, 
 
 
 _MISSING_INPUTS = {
-    "correct_G": "correctness: mark a reward term, as in `accuracy: {correct: true}`",
+    "correct_G": "correctness: mark a reward term, as in `accuracy: {is_accuracy: true}`",
     "greedy_baseline_reward": "the reward of a greedy episode per prompt",
     "whiten": "the value of rl.advantage.whiten",
 }

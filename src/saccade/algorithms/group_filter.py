@@ -17,7 +17,7 @@ from saccade.errors import ConfigError, convert_errors
 from saccade.types import Group, ScoredEpisode
 
 Filters = Mapping[str, Mapping[str, Any]]  # settings by the filter's name, as in `rl.filters`
-BUILT_IN_STAGES = ("too_few_episodes", "over_target")
+BUILT_IN_STAGES = ("too_few_episodes", "surplus")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def select_groups(
 
     Filters of episodes run first (a group whose baseline a filter drops loses all its episodes), then groups with fewer
     than two episodes left are dropped ("too_few_episodes" in the reports), then filters of groups run; each kind in the
-    given order. "over_target" drops the groups after the first `target`: ranked by the std of their rewards in
+    given order. "surplus" drops the groups after the first `target`: ranked by the std of their rewards in
     descending order (ties by task id) if `rank_by` is "reward_std", else in the given order. Filters by advantage are
     applied later (see `filter_by_advantage`).
     """
@@ -101,7 +101,7 @@ def select_groups(
     ranked = last
     if rank_by == "reward_std":  # rounded, so that the order of the episodes doesn't break ties
         ranked = sorted(last, key=lambda group: (-round(float(np.std(group.total_rewards)), 9), group.task.id))
-    stages["over_target"] = ranked[:target]
+    stages["surplus"] = ranked[:target]
     kept_groups, surplus_groups = tuple(ranked[:target]), tuple(ranked[target:])
     removed_by: dict[int, str] = {}
     for name, (before, after) in zip(list(stages)[1:], itertools.pairwise(stages.values()), strict=True):

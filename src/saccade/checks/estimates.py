@@ -101,8 +101,8 @@ def resolve_model_sizes(recipe: Recipe) -> ModelSizes:
     """Return the sizes of the recipe's model: its folder's, its planned model's, or a tiny model's."""
     if recipe.model.path:
         return read_sizes(recipe.model.path)
-    if recipe.model.planned_model:
-        return compute_published_sizes(recipe.model.planned_model)
+    if recipe.model.memory_plan_model:
+        return compute_published_sizes(recipe.model.memory_plan_model)
     return compute_tiny_sizes(recipe.model.family)
 
 
@@ -112,7 +112,7 @@ def resolve_assumptions(
     """Return the recipe with its model's path resolved against `model_root` if it is there, and its videos' size."""
     if recipe.model.path and (model_root / recipe.model.path).exists():
         recipe = recipe.with_values({"model.path": str(model_root / recipe.model.path)})
-    if not recipe.model.planned_model:  # planned with the synthetic videos or images
+    if not recipe.model.memory_plan_model:  # planned with the synthetic videos or images
         side = recipe.synthetic.image.image_size if recipe.synthetic.media == "image" else recipe.synthetic.frame_size
         assumptions = replace(assumptions, video_size=(side, side))
     return recipe, assumptions
@@ -423,7 +423,7 @@ def _estimate_training(
         trained_tokens=trained_tokens,
         row_lengths=tuple(sorted((sum(tree.num_tokens for tree in row) for row in rows), reverse=True)),
         micro_batch_size=min(len(rows), settings.micro_batch_size),
-        num_mini_batches=min(len(rows), settings.mini_batches) if isinstance(settings, RlConfig) else 1,
+        num_mini_batches=min(len(rows), settings.num_mini_batches) if isinstance(settings, RlConfig) else 1,
     )
 
 

@@ -164,8 +164,8 @@ def list_recipe_checks(recipe: Recipe, stages: Collection[str]) -> list[Check]:
     model, bind = recipe.model, functools.partial
     environments = [f"{name}: {config.name}" for name, config in recipe.environments.items()]
     algorithms = (recipe.rl.advantage.estimator, recipe.rl.loss.name, *recipe.rl.active_filters)
-    is_marked = any(term.correct for term in recipe.rewards.values())
-    unmarked = "" if is_marked else "; none is marked `correct: true`, so accuracy reads 0"
+    is_marked = any(term.is_accuracy for term in recipe.rewards.values())
+    unmarked = "" if is_marked else "; none is marked `is_accuracy: true`, so accuracy reads 0"
     auxiliary = f"{recipe.sft.auxiliary_fraction:g} of the demonstrations"
     if recipe.sft.order == "shuffled_epochs":
         auxiliary = "each demonstration once per epoch"
@@ -237,10 +237,10 @@ def _check_correctness(recipe: Recipe) -> None:
     sections = {"rewards": recipe.rewards}
     sections |= {f"environments.{name}.rewards": config.rewards for name, config in recipe.environments.items()}
     for key, rewards in sections.items():
-        marked = {name: term for name, term in rewards.items() if term.correct}
+        marked = {name: term for name, term in rewards.items() if term.is_accuracy}
         if rewards and not marked:
             raise ConfigError(
-                f"{reads}, and {key} marks no term as such; mark one, as in `accuracy: {{correct: true}}`",
+                f"{reads}, and {key} marks no term as such; mark one, as in `accuracy: {{is_accuracy: true}}`",
                 key=key,
                 value=tuple(rewards),
             )

@@ -102,7 +102,7 @@ def evaluate(
     allow_incomplete: Annotated[
         bool, typer.Option("--allow-incomplete", help="Accept a copy with fewer questions than published.")
     ] = False,
-    limit: Annotated[int | None, typer.Option(help="Tasks at most, spread evenly over the strata; 0 = all.")] = None,
+    num_tasks: Annotated[int | None, typer.Option(help="Tasks, spread evenly over the strata; 0 = all.")] = None,
     num_samples: Annotated[int | None, typer.Option(help="Episodes per task: reports avg@k and pass@k.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
     shard: Annotated[
@@ -116,7 +116,8 @@ def evaluate(
 ) -> None:
     """Evaluate a run's newest checkpoint, or a model by a recipe; the results are written to the run's folder.
 
-    --limit, --num-samples, --shuffle-options and --use-tools set `evaluation`'s settings of these names, --seed `seed`.
+    --num-tasks, --num-samples, --shuffle-options and --use-tools set `evaluation`'s settings of these names, --seed
+    `seed`.
 
     `saccade eval merge RUN COPY...` merges the shards of several machines; `saccade eval compare A B` compares two
     evaluations.
@@ -126,7 +127,7 @@ def evaluate(
             "--benchmarks has its own tasks; leave out --tasks, or --benchmarks", key="--tasks", value=str(tasks)
         )
     overrides = {
-        "evaluation.limit": limit,
+        "evaluation.num_tasks": num_tasks,
         "evaluation.num_samples": num_samples,
         "seed": seed,
         "evaluation.use_tools": use_tools,

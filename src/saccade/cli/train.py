@@ -141,7 +141,7 @@ def _show_stage(recipe: Recipe, stage: str, folder: Path) -> Iterator[tuple[OnSt
     from saccade.reporting.training_view import show_training, summarize_warnings
 
     reward_terms = [recipe.rewards, *(config.rewards for config in recipe.environments.values())]
-    is_graded = any(term.correct for terms in reward_terms for term in terms.values())
+    is_graded = any(term.is_accuracy for terms in reward_terms for term in terms.values())
     steps = {"sft": recipe.sft.steps, "rl": recipe.rl.steps}[stage]
     with summarize_warnings(err), show_training(out, stage, steps, folder, is_graded=is_graded) as callbacks:
         yield callbacks

@@ -133,8 +133,8 @@ def format_value(value: Any) -> str:
 def resolve_model_path(folder: Path, recipe: Recipe) -> Path:
     """Return the path of the model that a run in `folder` starts from. Raises RunError if the recipe names none."""
     if not recipe.model.path:
-        planned_model = recipe.model.planned_model
-        example = f"a folder with {planned_model}" if planned_model else "a folder made by `saccade model tiny`"
+        memory_plan_model = recipe.model.memory_plan_model
+        example = f"a folder with {memory_plan_model}" if memory_plan_model else "a folder made by `saccade model tiny`"
         raise RunError(f"the recipe names no model; give --model, such as {example}", key="model.path", value="")
     return folder / recipe.model.path
 

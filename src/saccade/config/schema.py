@@ -185,13 +185,13 @@ class NeedlesConfig(Section):
     """Parameters of the tasks cue, search, cost and map, in which calls can't cover the media; tiling has none.
 
     The media are divided into `num_places` places, and the answer (the needle) is in one of them. `calls_per_turn` and
-    `turns` are the limits for which baselines are computed; a recipe's environment should have the same.
+    `tool_turns` are the limits for which baselines are computed; a recipe's environment should have the same.
     """
 
     num_places: Annotated[int, Field(ge=2, le=60)] = 12  # parts of a clip, or entries of a map's legend
-    call_seconds: PositiveFloat = 16.0  # length of the window that begins each place and holds the needle, seconds
+    window_seconds: PositiveFloat = 16.0  # length of the window that begins each place and holds the needle, seconds
     calls_per_turn: PositiveInt = 3  # calls of a turn
-    turns: PositiveInt = 1  # tool turns
+    tool_turns: PositiveInt = 1  # tool turns of an episode
     # of cue: what the overview shows. opening = a first event whose color and shape name the place, marker = an event
     # one place before the needle, counter = a counter that jumps at the needle
     cue: Literal["opening", "marker", "counter"] = "opening"
@@ -206,7 +206,7 @@ class NeedlesConfig(Section):
     @property
     def num_calls(self) -> int:
         """Return the number of calls of an episode."""
-        return self.calls_per_turn * self.turns
+        return self.calls_per_turn * self.tool_turns
 
 
 class SyntheticConfig(Section):
@@ -369,7 +369,7 @@ class ModelConfig(Section):
     path: str = ""  # checkpoint folder
     # published model, such as Qwen3-VL-8B-Instruct, for whose sizes tokens and memory are planned while model.path is
     # empty. Nothing is loaded
-    planned_model: str = ""
+    memory_plan_model: str = ""
     # family of a generated tiny model, and of the memory plan. A checkpoint names its own family
     family: str = "qwen3_vl"
     device: str = "cpu"  # torch device of the trainer
@@ -418,7 +418,7 @@ class RewardTerm(Section):
     """One term of the reward."""
 
     weight: float = 1.0  # factor of the term in the score
-    correct: bool = False  # this term measures whether an episode is correct; at most one does
+    is_accuracy: bool = False  # this term measures whether an episode is correct; at most one does
     settings: dict[str, Any] = Field(default_factory=dict)  # keyword arguments of the reward
 
 
@@ -535,14 +535,14 @@ class SftConfig(StageConfig):
     steps: StepCount = 400  # optimizer steps
     save_every: PositiveInt = 100
     tokens_per_step: Annotated[int, Field(ge=1, le=2**24)] = 4096  # batch size, packed tokens
-    # order of the demonstrations. with_replacement = contexts are drawn at random; shuffled_epochs = each once per
-    # epoch, in a new order for each epoch
+    # order of the demonstrations. with_replacement = prefix groups are drawn at random (demonstrations with the same
+    # media and frame budget, whose prompts share a prefix); shuffled_epochs = each demonstration once per epoch, in a
+    # new order for each epoch
     order: Literal["with_replacement", "shuffled_epochs"] = "with_replacement"
-    # largest number of demonstrations of one context that are packed together. A context is a video or image with a
-    # frame budget, so their prompts share a prefix
-    demonstrations_per_media: PositiveInt = 4
-    # fraction of the contexts that are drawn from auxiliary demonstrations (of sub-agents, of grid images), if there
-    # are any. This key and auxiliary_warmup need order=with_replacement
+    # largest number of demonstrations of one prefix group that are packed together
+    demonstrations_per_prefix: PositiveInt = 4
+    # fraction of the prefix groups that are drawn from auxiliary demonstrations (of sub-agents, of grid images), if
+    # there are any. This key and auxiliary_warmup need order=with_replacement
     auxiliary_fraction: Fraction = 0.5
     auxiliary_warmup: Fraction = 0.0  # initial steps on auxiliary demonstrations only, fraction of the steps
     # environment settings that replace those of RL. A demonstration of more tool turns than max_tool_turns can't be
@@ -638,8 +638,8 @@ class KlConfig(Section):
     """KL penalty against the reference weights, which are kept only if a coefficient is above 0."""
 
     loss_coef: NonNegativeFloat = 0.0  # coefficient of the k3 estimate in the loss
-    # coefficient of the penalty per token, subtracted from advantages after they are normalized within groups; ParaVT has
-    # 0.01
+    # coefficient of the penalty per token, subtracted from advantages after these are normalized within groups. ParaVT
+    # has 0.01
     advantage_coef: NonNegativeFloat = 0.0
     # estimator of the KL divergence in this penalty; it needs advantage_coef above 0. The loss always has k3
     penalty_estimator: Literal["k1", "k3"] = "k1"
@@ -656,8 +656,8 @@ class KlConfig(Section):
             )
         if self.loss_coef and self.advantage_coef:
             raise ConfigError(
-                f"rl.kl.loss_coef={self.loss_coef:g} and rl.kl.advantage_coef={self.advantage_coef:g} would count the KL "
-                "divergence twice: set one of them to 0",
+                f"rl.kl.loss_coef={self.loss_coef:g} and rl.kl.advantage_coef={self.advantage_coef:g} would count the "
+                "KL divergence twice: set one of them to 0",
                 key="rl.kl.loss_coef",
                 value=self.loss_coef,
             )
@@ -676,7 +676,7 @@ class RlConfig(StageConfig):
     epochs_per_batch: PositiveInt = 1
     # number of mini-batches of whole groups that a rollout batch is divided into. Each has an optimizer step of its
     # own, whose loss rl.loss.aggregation averages. Group i is in mini-batch i modulo this number
-    mini_batches: PositiveInt = 1
+    num_mini_batches: PositiveInt = 1
     # number of weight versions that rollouts may be older than the trainer. 0 = rollouts and training take turns; above
     # 0 they run concurrently
     max_staleness: NonNegativeInt = 0
@@ -716,12 +716,12 @@ class RlConfig(StageConfig):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> "RlConfig":
-        if self.mini_batches > self.prompts_per_step:
+        if self.num_mini_batches > self.prompts_per_step:
             raise ConfigError(
-                f"rl.mini_batches={self.mini_batches} divides the groups of a step, of which there are "
+                f"rl.num_mini_batches={self.num_mini_batches} divides the groups of a step, of which there are "
                 f"rl.prompts_per_step={self.prompts_per_step}: set it to at most that",
-                key="rl.mini_batches",
-                value=self.mini_batches,
+                key="rl.num_mini_batches",
+                value=self.num_mini_batches,
             )
         size, rounds = self.selection.round_size, self.selection.max_sampling_rounds
         if size is not None and rounds is not None and size * rounds < self.prompts_per_step:
@@ -767,7 +767,7 @@ class RlConfig(StageConfig):
 class EvaluationConfig(Section):
     """How a model is evaluated."""
 
-    limit: NonNegativeInt = 0  # number of tasks; 0 = all
+    num_tasks: NonNegativeInt = 0  # number of tasks; 0 = all
     num_samples: SampleCount = 1  # episodes per task
     temperature: NonNegativeFloat = 0.0  # sampling temperature; 0 = greedy
     # frame budgets, assigned to tasks in turn; empty = the environment's num_frames
@@ -853,7 +853,7 @@ class Recipe(Section):
     # environment's num_frames
     frame_budgets: tuple[PositiveInt, ...] = ()
     # reward terms by plugin name
-    rewards: dict[str, RewardTerm] = Field(default={"accuracy": RewardTerm(correct=True)})
+    rewards: dict[str, RewardTerm] = Field(default={"accuracy": RewardTerm(is_accuracy=True)})
     sft: SftConfig = SftConfig()  # supervised fine-tuning
     rl: RlConfig = RlConfig()  # reinforcement learning
     validation: ValidationConfig = ValidationConfig()  # validation during training

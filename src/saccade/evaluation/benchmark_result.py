@@ -227,8 +227,8 @@ def describe_conditions(recipe: Recipe, checkpoint: Path | None) -> dict[str, st
         conditions["samples"] = f"{evaluation.num_samples} per question"
     if evaluation.shuffle_options:
         conditions["options"] = "shuffled for each sample"
-    if evaluation.limit:
-        conditions |= {"at most": f"{evaluation.limit} questions", LIMITED_SAMPLE: LIMITED_SAMPLE_NOTE}
+    if evaluation.num_tasks:
+        conditions |= {"at most": f"{evaluation.num_tasks} questions", LIMITED_SAMPLE: LIMITED_SAMPLE_NOTE}
     return conditions
 
 

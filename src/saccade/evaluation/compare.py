@@ -327,7 +327,7 @@ def require_same_tasks(evaluations: Mapping[str, Evaluation]) -> None:
             count = f"{len(missing)} of the {len(ids[name])} tasks"
             reason = f"{count} of {name!r} are not in {other!r}, such as {missing[0]}"
         raise DataError(
-            f"{reason}; compare evaluations of the same tasks (--limit, --shard and --tasks select them)",
+            f"{reason}; compare evaluations of the same tasks (--num-tasks, --shard and --tasks select them)",
             key="tasks",
             value=missing[0],
         )

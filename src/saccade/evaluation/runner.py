@@ -100,7 +100,7 @@ async def evaluate(
 ) -> list[ScoredEpisode]:
     """Return `settings.num_samples` scored episodes per task, in the order of tasks and samples.
 
-    `subset` selects the tasks, with `settings.limit` as its limit; for a shard its manifest is written next to
+    `subset` selects the tasks, with `settings.num_tasks` as its limit; for a shard its manifest is written next to
     `results_path`. `context.seed` is the evaluation's seed; `settings` replace the temperature and the frame budget of
     `context` and can disable the environment's tools. `identity` holds what else the results depend on, such as the
     weights, by name; `benchmark` is the name that the lines record. `on_progress` is called at the start and after
@@ -111,7 +111,7 @@ async def evaluate(
     Raises RunError if the file holds results of another identity, seed or settings.
     """
     sampling = replace(context.sampling, temperature=settings.temperature)
-    subset = replace(subset, limit=settings.limit)
+    subset = replace(subset, limit=settings.num_tasks)
     fingerprint, items, finished = _plan(
         tasks, replace(sampling, seed=context.seed), settings, results_path, identity or {}, subset
     )
@@ -183,7 +183,7 @@ def find_finished(
 
     `sampling` has the evaluation's seed. Raises RunError as `evaluate` does.
     """
-    subset = replace(subset, limit=settings.limit)
+    subset = replace(subset, limit=settings.num_tasks)
     sampling = replace(sampling, temperature=settings.temperature)
     fingerprint, items, finished = _plan(tasks, sampling, settings, results_path, identity, subset)
     if not all(key in finished for _, keys in items for key in keys):
@@ -276,7 +276,7 @@ def _prepare_results(
 def _compute_fingerprint(settings: EvaluationConfig, sampling: SamplingParams, identity: Mapping[str, Any]) -> str:
     """Return the fingerprint of everything besides the task that one sample depends on."""
     # A larger limit or more samples extend the same file; a judge grades answers that exist already.
-    evaluation_settings = settings.model_dump(exclude={"limit", "num_samples", "judge", "use_tools", "benchmarks"})
+    evaluation_settings = settings.model_dump(exclude={"num_tasks", "num_samples", "judge", "use_tools", "benchmarks"})
     if not settings.shuffle_options:
         del evaluation_settings["shuffle_options"]
     sampling_settings = {key: value for key, value in asdict(sampling).items() if key != "seed"}

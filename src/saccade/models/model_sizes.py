@@ -126,8 +126,8 @@ def compute_tiny_sizes(family: str) -> ModelSizes:
 def compute_published_sizes(name: str) -> ModelSizes:
     """Return the sizes of a published model, such as Qwen3-VL-8B-Instruct. Raises ConfigError for an unknown name."""
     if name not in PUBLISHED_MODELS:
-        problem = f"model.planned_model={name!r} is not a known published model; {suggest(name, PUBLISHED_MODELS)}"
-        raise ConfigError(problem, key="model.planned_model", value=name)
+        problem = f"model.memory_plan_model={name!r} is not a known published model; {suggest(name, PUBLISHED_MODELS)}"
+        raise ConfigError(problem, key="model.memory_plan_model", value=name)
     family, text_sizes, vision, tied = PUBLISHED_MODELS[name]
     text = dict(zip(_TEXT_KEYS, text_sizes, strict=True))
     if family == "qwen3_vl":

@@ -1,7 +1,7 @@
 """Rewards, one function or class per file; the first parameter decides what is scored.
 
     def name(episode: Episode, *, settings) -> float | Score | Ungraded    usually in [0, 1]
-    def name(episode: Episode, *, correct: float, settings) -> ...         with the value of the term marked `correct`
+    def name(episode: Episode, *, correct: float, settings) -> ...         with the value of the `is_accuracy` term
     def name(group: Group, *, settings) -> list[float] | Ungraded          one value per episode, in order
 
 A class receives its settings in `__init__` and holds expensive resources, such as a judge's client. A reward is

@@ -23,7 +23,7 @@ def compose_rewards(terms: Mapping[str, RewardTerm]) -> ScoreFn:
 
     Each name is a reward plugin or the path of a file (`./mine.py` defines `mine`, and its part is called `mine`).
     Parts are unweighted; `reasons` has the reasons that rewards gave. `format_compliance` is always among the parts and
-    adds to the value only if it is a term. The value of the term with `correct: true` is the score's `correct`, and
+    adds to the value only if it is a term. The value of the term with `is_accuracy: true` is the score's `correct`, and
     rewards with a parameter `correct` receive it. The credits of a reward are NOT in the value; they are multiplied by
     its weight. Terms whose first parameter is `group` run once all episodes have the other terms' scores. If a reward
     returns `Ungraded`, so does the function.
@@ -34,7 +34,7 @@ def compose_rewards(terms: Mapping[str, RewardTerm]) -> ScoreFn:
 
     >>> import asyncio
     >>> from saccade.types import AnswerType, Block, BlockKind, EpisodeStatus, Ledger, Reply, Task, Turn
-    >>> score = compose_rewards({"accuracy": RewardTerm(correct=True), "format_reward": RewardTerm(weight=0.5)})
+    >>> score = compose_rewards({"accuracy": RewardTerm(is_accuracy=True), "format_reward": RewardTerm(weight=0.5)})
     >>> task = Task(id="w", question="?", media=(), answer_type=AnswerType.OPEN, ground_truth="red")
     >>> answer = Block(kind=BlockKind.ANSWER, body="red", is_closed=True)
     >>> episode = Episode(task=task, environment="direct", ledger=Ledger(), status=EpisodeStatus.ANSWERED,
@@ -52,16 +52,16 @@ def compose_rewards(terms: Mapping[str, RewardTerm]) -> ScoreFn:
     rewards.setdefault("format_compliance", resolve_reward("format_compliance", {}))
     group_rewards = {part: rewards.pop(part) for part in list(rewards) if _is_group_reward(rewards[part])}
     needs_correct = {part for part, reward in rewards.items() if "correct" in inspect.signature(reward).parameters}
-    marked = [part for part in weights if terms[names[part]].correct]
+    marked = [part for part in weights if terms[names[part]].is_accuracy]
     if len(marked) > 1:
         both = tuple(names[part] for part in marked)
-        message = f"the reward terms {' and '.join(both)} are both marked `correct: true`; mark one"
+        message = f"the reward terms {' and '.join(both)} are both marked `is_accuracy: true`; mark one"
         raise ConfigError(message, key="rewards", value=both)
     correct = marked[0] if marked else None
     if correct in group_rewards or (needs_correct and correct is None):
         raise ConfigError(
             f"{', '.join(sorted(needs_correct)) or 'rewards'}: no reward term that scores single episodes is marked as "
-            "correctness; mark one, as in `accuracy: {correct: true}`",
+            "correctness; mark one, as in `accuracy: {is_accuracy: true}`",
             key="rewards",
             value=correct,
         )

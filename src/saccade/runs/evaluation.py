@@ -262,7 +262,7 @@ def apply_benchmark_settings(
 
 def build_subset(recipe: Recipe, benchmark: Benchmark, shard: Shard | None) -> Subset:
     """Return the subset of a benchmark to evaluate: even over its strata, without splitting tasks scored jointly."""
-    limit = recipe.evaluation.limit
+    limit = recipe.evaluation.num_tasks
     return Subset(limit=limit, strata=tuple(benchmark.strata.values()), joint_key=benchmark.joint_key, shard=shard)
 
 

@@ -267,7 +267,7 @@ def start_run(
     """
     from saccade.checks.run_checks import PlannedRun, require_checks, start_sandboxes
 
-    checked = recipe if has_model else recipe.with_values({"model.path": "", "model.planned_model": ""})
+    checked = recipe if has_model else recipe.with_values({"model.path": "", "model.memory_plan_model": ""})
     weights = find_newest_weights(folder)
     require_checks(PlannedRun(recipe=checked, folder=folder, stages=stages, weights=weights, has_model=has_model))
     used = [*([recipe] if "rl" in stages else []), *([apply_evaluation_settings(recipe)] if "eval" in stages else [])]

@@ -64,16 +64,16 @@ def build_prefix_trees(samples: Sequence[TrainingSample], pack_length: int) -> l
     Samples with equal prompts share the whole prompt. Samples with the same images but different questions share their
     common prefix if that reduces the number of tokens.
     """
-    contexts: dict[tuple[str, ...], dict[str, list[int]]] = {}  # images of a prompt -> prompt -> samples
+    prefix_groups: dict[tuple[str, ...], dict[str, list[int]]] = {}  # images of a prompt -> prompt -> samples
     for index, sample in enumerate(samples):
         prompt = _get_prompt(sample.ledger)
         image_keys = tuple(image.key for image in prompt.images())
         prompt_key = (prompt.prefix_hashes() or ("",))[-1]
         # Prompts without images have little in common, so they are shared only if they are equal.
-        contexts.setdefault(image_keys or (prompt_key,), {}).setdefault(prompt_key, []).append(index)
+        prefix_groups.setdefault(image_keys or (prompt_key,), {}).setdefault(prompt_key, []).append(index)
     return [
         tree
-        for prompts in contexts.values()
+        for prompts in prefix_groups.values()
         for prefix_length, sample_indices in _choose_shared_prefixes(samples, list(prompts.values()))
         for tree in _split_tree(samples, prefix_length, sample_indices, pack_length)
     ]

@@ -84,7 +84,7 @@ def _update_policy(
 ) -> StepReport:
     backbone, micro_batches = components.backbone, list[MicroBatch]()
     mini_batches: list[slice] = []  # of `micro_batches`
-    samples_by_mini_batch = split_mini_batches(samples, settings.mini_batches)
+    samples_by_mini_batch = split_mini_batches(samples, settings.num_mini_batches)
     for mini_batch in samples_by_mini_batch:
         packed = pack_samples(backbone, mini_batch, settings)
         check_engine_tokens(mini_batch, packed)

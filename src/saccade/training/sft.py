@@ -95,13 +95,13 @@ async def train(
     def find_unsaved() -> FinishedStep | None:
         return progress.describe() if optimizer.num_updates == progress.num_updates else None
 
-    by_context = group_by_context(demonstrations)
+    prefix_groups = group_by_prefix(demonstrations)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(writer.close)
         stack.push_async_callback(validation.cancel)
         await start_validation(components, validation, first_step)
         batches = await stack.enter_async_context(
-            contextlib.aclosing(iterate_batches(components, by_context, first_step, progress.position))
+            contextlib.aclosing(iterate_batches(components, prefix_groups, first_step, progress.position))
         )
         await stack.enter_async_context(save_on_stop(writer, find_unsaved))
         draw_start = time.perf_counter()
@@ -199,21 +199,21 @@ async def select_demonstrations(
     return [demonstration for row, demonstration in enumerate(demonstrations, start=1) if row not in reasons]
 
 
-DemonstrationsByContext = Mapping[tuple[object, ...], Sequence[Demonstration]]
+PrefixGroups = Mapping[tuple[object, ...], Sequence[Demonstration]]
 
 
-def group_by_context(demonstrations: Sequence[Demonstration]) -> DemonstrationsByContext:
-    """Group demonstrations by media and frame budget: those of one group share the tokens of their overview."""
-    by_context: dict[tuple[object, ...], list[Demonstration]] = {}
+def group_by_prefix(demonstrations: Sequence[Demonstration]) -> PrefixGroups:
+    """Return the prefix groups: demonstrations with the same media and frame budget, whose prompts share a prefix."""
+    prefix_groups: dict[tuple[object, ...], list[Demonstration]] = {}
     for demonstration in demonstrations:
-        context = (demonstration.task.media, demonstration.frame_budget, demonstration.is_auxiliary)
-        by_context.setdefault(context, []).append(demonstration)
-    return by_context
+        key = (demonstration.task.media, demonstration.frame_budget, demonstration.is_auxiliary)
+        prefix_groups.setdefault(key, []).append(demonstration)
+    return prefix_groups
 
 
 async def iterate_batches(
     components: TrainingComponents,
-    demonstrations_by_context: DemonstrationsByContext,
+    prefix_groups: PrefixGroups,
     first_step: int,
     first_position: int = 0,
 ) -> AsyncGenerator[tuple[int, list[TrainingSample], int], None]:
@@ -225,11 +225,11 @@ async def iterate_batches(
 
     async def draw(step: int, position: int) -> tuple[list[TrainingSample], int]:
         if settings.order == "shuffled_epochs":
-            return await draw_in_epochs(components, demonstrations_by_context, settings, position)
+            return await draw_in_epochs(components, prefix_groups, settings, position)
         is_warmup, seed = step < round(settings.auxiliary_warmup * settings.steps), components.recipe.seed
         fraction = 1.0 if is_warmup else settings.auxiliary_fraction
         seed = derive_seed(seed, "sft", step)
-        return await draw_samples(components, demonstrations_by_context, settings, seed, auxiliary_fraction=fraction), 0
+        return await draw_samples(components, prefix_groups, settings, seed, auxiliary_fraction=fraction), 0
 
     next_draw = asyncio.create_task(draw(first_step, first_position))
     try:
@@ -244,23 +244,23 @@ async def iterate_batches(
 
 async def draw_in_epochs(
     components: TrainingComponents,
-    demonstrations_by_context: DemonstrationsByContext,
+    prefix_groups: PrefixGroups,
     settings: SftConfig,
     position: int,
 ) -> tuple[list[TrainingSample], int]:
     """Return the samples of one step from `position` on, and the position after them.
 
-    A position counts units of up to `settings.demonstrations_per_media` demonstrations of one context, which are packed
-    together. Every epoch holds each demonstration once, in units and an order of its own.
+    A position counts units of up to `settings.demonstrations_per_prefix` demonstrations of one prefix group, which are
+    packed together. Every epoch holds each demonstration once, in units and an order of its own.
     """
     seed, samples, num_tokens, num_empty_draws = components.recipe.seed, list[TrainingSample](), 0, 0
     rollout_context = components.build_context(seed=seed)
     epoch, units = -1, list[Sequence[Demonstration]]()
     while num_tokens < settings.tokens_per_step:
         if not units or position // len(units) != epoch:
-            num_units = count_units(demonstrations_by_context, settings.demonstrations_per_media)
+            num_units = count_units(prefix_groups, settings.demonstrations_per_prefix)
             epoch = position // num_units
-            units = shuffle_units(demonstrations_by_context, settings.demonstrations_per_media, seed=seed, epoch=epoch)
+            units = shuffle_units(prefix_groups, settings.demonstrations_per_prefix, seed=seed, epoch=epoch)
         new_samples = await _replay(components, units[position % len(units)], rollout_context)
         num_empty_draws = 0 if new_samples else num_empty_draws + 1
         require_samples(num_empty_draws)
@@ -270,18 +270,18 @@ async def draw_in_epochs(
     return samples, position
 
 
-def count_units(demonstrations_by_context: DemonstrationsByContext, unit_size: int) -> int:
+def count_units(prefix_groups: PrefixGroups, unit_size: int) -> int:
     """Return the number of units of an epoch."""
-    return sum(-(-len(group) // unit_size) for group in demonstrations_by_context.values())
+    return sum(-(-len(group) // unit_size) for group in prefix_groups.values())
 
 
 def shuffle_units(
-    demonstrations_by_context: DemonstrationsByContext, unit_size: int, *, seed: int, epoch: int
+    prefix_groups: PrefixGroups, unit_size: int, *, seed: int, epoch: int
 ) -> list[Sequence[Demonstration]]:
-    """Return the units of an epoch: the shuffled demonstrations of each context, `unit_size` at a time, shuffled."""
+    """Return the units of an epoch: each prefix group's shuffled demonstrations, `unit_size` at a time, shuffled."""
     rng = random.Random(derive_seed(seed, "sft epoch", epoch))
     units: list[Sequence[Demonstration]] = []
-    for group in demonstrations_by_context.values():
+    for group in prefix_groups.values():
         shuffled = rng.sample(group, len(group))
         units += [shuffled[start : start + unit_size] for start in range(0, len(shuffled), unit_size)]
     rng.shuffle(units)
@@ -290,25 +290,25 @@ def shuffle_units(
 
 async def draw_samples(
     components: TrainingComponents,
-    demonstrations_by_context: DemonstrationsByContext,
+    prefix_groups: PrefixGroups,
     settings: SftConfig,
     seed: int,
     *,
     auxiliary_fraction: float,
 ) -> list[TrainingSample]:
-    """Draw random contexts, up to `settings.demonstrations_per_media` demonstrations of each, for one step's tokens.
+    """Draw random prefix groups, up to `settings.demonstrations_per_prefix` of each, for one step's tokens.
 
-    A fraction `auxiliary_fraction` of the contexts is auxiliary, if there are any. Tokens are counted as packed: a
+    A fraction `auxiliary_fraction` of the prefix groups is auxiliary, if there are any. Tokens are counted as packed: a
     shared prefix counts once.
     """
     rng, rollout_context = random.Random(seed), components.build_context(seed=seed)
-    main = [key for key, group in demonstrations_by_context.items() if not group[0].is_auxiliary]
-    auxiliary = [key for key, group in demonstrations_by_context.items() if group[0].is_auxiliary]
+    main = [key for key, group in prefix_groups.items() if not group[0].is_auxiliary]
+    auxiliary = [key for key, group in prefix_groups.items() if group[0].is_auxiliary]
     samples, num_tokens, num_empty_draws = list[TrainingSample](), 0, 0
     while num_tokens < settings.tokens_per_step:
         is_auxiliary = not main or (auxiliary and rng.random() < auxiliary_fraction)
-        group = demonstrations_by_context[rng.choice(auxiliary if is_auxiliary else main)]
-        chosen = rng.sample(group, min(len(group), settings.demonstrations_per_media))
+        group = prefix_groups[rng.choice(auxiliary if is_auxiliary else main)]
+        chosen = rng.sample(group, min(len(group), settings.demonstrations_per_prefix))
         new_samples = await _replay(components, chosen, rollout_context)
         num_empty_draws = 0 if new_samples else num_empty_draws + 1
         require_samples(num_empty_draws)

@@ -254,7 +254,7 @@ def test_conditions_describe_the_evaluation():
         "temperature=0.7",
         "frame_budgets=[8,16]",
         "use_tools=false",
-        "limit=9",
+        "num_tasks=9",
         "environment_settings.max_tool_turns=9",
     ]
     settings = [f"evaluation.{setting}" for setting in settings]

@@ -86,7 +86,7 @@ def test_options_work_with_benchmarks(run):
     ]
     path = folder / "evaluations" / "vstar.jsonl"
     path.unlink(missing_ok=True)
-    output = good(*words, "--limit", 2, "--num-samples", 2, "--seed", 5, "--use-tools", "off")
+    output = good(*words, "--num-tasks", 2, "--num-samples", 2, "--seed", 5, "--use-tools", "off")
     assert "avg@2" in output
     assert "pass@2" in output
     report = json.loads((folder / "evaluations" / "vstar.benchmark_result.json").read_text())
@@ -100,7 +100,7 @@ def test_options_work_with_benchmarks(run):
     assert sorted(record["sample_index"] for record in records) == [0, 0, 1, 1]
     fail(RunError, *words, key=path, value=("seed", "tools"))
     fail(ConfigError, *words, "--use-tools", "maybe", key="evaluation.use_tools", value="maybe")
-    fail(ConfigError, *words, "--limit", -1, key="evaluation.limit", value=-1)
+    fail(ConfigError, *words, "--num-tasks", -1, key="evaluation.num_tasks", value=-1)
     fail(ConfigError, *words, "--num-samples", 0, key="evaluation.num_samples", value=0)
     path.unlink()
 
@@ -168,7 +168,7 @@ def test_shards_of_a_benchmark_are_merged_and_reported(run):
     merge = ["eval", "merge", folder, "--name"]
     fail(RunError, *merge, "b", "--benchmarks", "vstar", key="shards", value="vstar_b")
     for shard in ("1/2", "2/2"):
-        assert "estimated" not in good(*words, "--shard", shard, "--limit", 2, "--name", "few")
+        assert "estimated" not in good(*words, "--shard", shard, "--num-tasks", 2, "--name", "few")
     assert "estimated" in good("eval", "merge", folder, "--benchmarks", "vstar", "--name", "few")
     few = json.loads((folder / "evaluations" / "vstar_few.benchmark_result.json").read_text())
     assert (few["num_tasks"], few["full_set"]["num_questions"]) == (2, 3)
@@ -207,7 +207,7 @@ def test_copy_from_the_hub_with_required_files(run, tmp_path, monkeypatch):
             "hub:main",
             "--hub",
             site.url,
-            "evaluation.limit=1",
+            "evaluation.num_tasks=1",
         ]
         assert {"191", "3"} <= {*bad(*words).replace(";", " ").replace(",", " ").split()}
         assert "vstar (strict, a limited sample)" in " ".join(good(*words, "--allow-incomplete").split())
@@ -229,7 +229,7 @@ def test_images_come_out_of_archives(run, tmp_path, monkeypatch):
     rows = {path.name: path.read_bytes() for path in there.iterdir() if path.is_file()}
     (there / "pictures.zip").write_bytes(build_zip(images))
     words = ["eval", folder, "--benchmarks", "vstar", "--allow-incomplete", "--benchmark-data"]
-    good(*words, data, "--limit", 1, "--name", "local")
+    good(*words, data, "--num-tasks", 1, "--name", "local")
     assert len(list(there.rglob("*.jpg"))) == 1  # files that aren't needed stay packed
     good(*words, data, "--name", "local")
     card = json.loads((folder / "evaluations" / "vstar_local.benchmark_result.json").read_text())

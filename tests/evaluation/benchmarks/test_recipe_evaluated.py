@@ -42,7 +42,7 @@ def test_recipe_is_evaluated_and_resumed(tmp_path, tiny_folder):
     before = (home / "evaluations" / "vstar.jsonl").read_bytes()
     good(*words, "--model", tiny_folder)  # again: everything is finished
     assert (home / "evaluations" / "vstar.jsonl").read_bytes() == before
-    output = good(*words, "--model", tiny_folder, "--use-tools", "off", "--name", "no_tools", "--limit", 1)
+    output = good(*words, "--model", tiny_folder, "--use-tools", "off", "--name", "no_tools", "--num-tasks", 1)
     assert "vstar_no_tools (strict" in " ".join(output.split())
     card = json.loads((home / "evaluations" / "vstar_no_tools.benchmark_result.json").read_text())
     assert "a limited sample" in card["conditions"]

@@ -79,12 +79,12 @@ def get_tool_call_penalty(kind: str, settings: NeedlesConfig) -> float:
 def _score_oracle(kind: str, settings: NeedlesConfig, shown_share: float) -> tuple[float, float]:
     """Return the share of the needles that the best policy finds, and its calls per task."""
     if kind == "map" and settings.label == "small":  # one call for the label, one for its entry
-        return float(settings.turns >= 2), 2.0
+        return float(settings.tool_turns >= 2), 2.0
     if kind != "search":
         return 1.0, 1.0 - shown_share
     # A turn of k calls divides each range that is left into k + 1 ranges.
     found, calls, width = 0, 0.0, settings.calls_per_turn + 1
-    for turn in range(settings.turns):
+    for turn in range(settings.tool_turns):
         new = min(settings.calls_per_turn * width**turn, settings.num_places - found)
         found += new
         calls += new * (turn + 1) * settings.calls_per_turn

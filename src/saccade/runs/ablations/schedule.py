@@ -216,7 +216,7 @@ class Ablation(Section):
     def count_tasks(self, recipe: Recipe) -> int:
         """Return the number of held-out tasks of a seed."""
         num_tasks = recipe.synthetic.test * recipe.synthetic.tasks_per_video
-        return min(num_tasks, recipe.evaluation.limit or num_tasks)
+        return min(num_tasks, recipe.evaluation.num_tasks or num_tasks)
 
     def _estimate_evaluation_seconds(self, recipe: Recipe) -> float:
         num_episodes = self.count_tasks(recipe) * recipe.evaluation.num_samples
@@ -249,8 +249,8 @@ def configure_evaluation(recipe: Recipe, mode: EvaluationMode, batch1_tasks: int
     if mode == "tools_off":
         values["evaluation.use_tools"] = False
     if mode == "batch_size_1":
-        values["evaluation.limit"] = min(batch1_tasks, recipe.evaluation.limit or batch1_tasks)
-    values["rewards"] = {name: term for name, term in recipe.rewards.items() if term.correct}
+        values["evaluation.num_tasks"] = min(batch1_tasks, recipe.evaluation.num_tasks or batch1_tasks)
+    values["rewards"] = {name: term for name, term in recipe.rewards.items() if term.is_accuracy}
     return recipe.with_values(values)
 
 

@@ -66,15 +66,15 @@ def require_places(config: SyntheticConfig) -> None:
     """Raise ConfigError for settings with which a policy needn't decide, or can't."""
     settings = config.needles
     place_seconds = config.clip_seconds / settings.num_places
-    if place_seconds < 2 * settings.call_seconds:
+    if place_seconds < 2 * settings.window_seconds:
         problem = f"{settings.num_places} places in {config.clip_seconds:g} s begin every {place_seconds:g} s"
-        fix = "which calls can nearly cover; increase synthetic.clip_seconds or decrease synthetic.needles.call_seconds"
-        message = f"synthetic.needles.call_seconds={settings.call_seconds:g}: {problem}, {fix}"
-        raise ConfigError(message, key="synthetic.needles.call_seconds", value=settings.call_seconds)
-    if not config.event_seconds * config.fps >= 1 or config.event_seconds > settings.call_seconds:
+        fix = "which calls can nearly cover; raise synthetic.clip_seconds or lower synthetic.needles.window_seconds"
+        message = f"synthetic.needles.window_seconds={settings.window_seconds:g}: {problem}, {fix}"
+        raise ConfigError(message, key="synthetic.needles.window_seconds", value=settings.window_seconds)
+    if not config.event_seconds * config.fps >= 1 or config.event_seconds > settings.window_seconds:
         message = (
             f"synthetic.event_seconds={config.event_seconds:g} must be at least one frame (1/synthetic.fps) and at "
-            f"most a call, synthetic.needles.call_seconds={settings.call_seconds:g}"
+            f"most a call, synthetic.needles.window_seconds={settings.window_seconds:g}"
         )
         raise ConfigError(message, key="synthetic.event_seconds", value=config.event_seconds)
 
@@ -100,7 +100,7 @@ def sample_clip(config: SyntheticConfig, rng: random.Random, index: int) -> Need
     place, round_ = index % settings.num_places, index // settings.num_places
     color, shape = COLORS[(5 * round_ + place) % len(COLORS)], rng.choice(SHAPES)
     place_seconds, is_shown = config.clip_seconds / settings.num_places, False
-    offset = round(rng.uniform(0, settings.call_seconds - config.event_seconds) * config.fps) / config.fps
+    offset = round(rng.uniform(0, settings.window_seconds - config.event_seconds) * config.fps) / config.fps
     marks: tuple[Event, ...] = ()
     levels: tuple[float, ...] = ()
     if config.tasks == "cue":
@@ -139,8 +139,8 @@ def build_marks(config: SyntheticConfig, place: int, rng: random.Random) -> tupl
     place_seconds = config.clip_seconds / settings.num_places
 
     def build_mark(index: int, color: str, shape: str) -> Event:
-        start = index * place_seconds + settings.call_seconds
-        return _build_event(start, place_seconds - settings.call_seconds, color, shape, rng)
+        start = index * place_seconds + settings.window_seconds
+        return _build_event(start, place_seconds - settings.window_seconds, color, shape, rng)
 
     if settings.cue == "opening":
         return (build_mark(0, *LABELS[place]),)

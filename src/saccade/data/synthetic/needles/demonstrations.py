@@ -96,7 +96,7 @@ def _build(
     replies, children, seen = list[str](), list[tuple[str, ...]](), list[str]()
     for places in looks:
         starts = [place * clip.place_seconds for place in places]
-        calls = [(start, start + settings.call_seconds, SUB_AGENT_QUESTION) for start in starts]
+        calls = [(start, start + settings.window_seconds, SUB_AGENT_QUESTION) for start in starts]
         replies.append(text_templates.format_tool_call_reply(LOOK_CLOSER, calls))
         children.append(tuple(_describe_window(clip, place) for place in places))
         seen += children[-1]

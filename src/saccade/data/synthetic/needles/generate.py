@@ -64,6 +64,6 @@ class NeedleDataset(ClipDataset[NeedleClip]):
         settings, fps = self.needles, self.config.fps
         for place, level in enumerate(content.levels):
             start = place * content.place_seconds
-            span = (start, start + settings.call_seconds)
+            span = (start, start + settings.window_seconds)
             draw_gauge(frames, settings.gauge, level, span, fps, first_frame=first_frame)
         draw_events(frames, (*content.marks, content.needle), fps, first_frame=first_frame)

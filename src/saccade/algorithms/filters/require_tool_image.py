@@ -3,7 +3,7 @@
 from saccade.types import ScoredEpisode
 
 
-def tool_image(scored: ScoredEpisode) -> bool:
+def require_tool_image(scored: ScoredEpisode) -> bool:
     """Return whether a tool returned an image, to the model or to a sub-agent (PyVision-RL, arXiv 2602.20739)."""
     episode = scored.episode
     was_shown = any(result.images for result in episode.results)
