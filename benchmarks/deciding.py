@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from saccade.config.load import read_yaml
 from saccade.evaluation.compare import compare_evaluations, read_evaluations
 from saccade.metrics.episode_metrics import Summary
 from saccade.metrics.looking import NO_DECISION
 from saccade.metrics.statistics import Estimate
-from saccade.runs.run_folder import Run
 
 BEFORE, AFTER = "after_sft_greedy", "after_rl_greedy"
 STAGES = ("data", "model", "sft", "sft_evaluation", "rl", "rl_evaluation")
@@ -28,16 +28,18 @@ def collect_run(folder: Path) -> dict[str, Any]:
     evaluations = {name: item for name, item in read_evaluations(folder).items() if name in (BEFORE, AFTER)}
     comparison = compare_evaluations(evaluations, pairs=[(BEFORE, AFTER)])
     (change,) = comparison.changes
-    run = Run.open(folder)
-    seconds = {stage: run.read_json(f"finished_stages/{stage}.json").get("seconds") for stage in STAGES}
+    # Read as plain YAML, so that runs of an earlier version can be collected after keys were renamed.
+    recipe = read_yaml(folder / "recipe.yaml", "recipe")
+    stages = {stage: folder / "finished_stages" / f"{stage}.json" for stage in STAGES}
+    seconds = {stage: json.loads(path.read_text("utf-8")).get("seconds") for stage, path in stages.items()}
     difference, summaries = change.difference, comparison.summaries
     return {
-        "task": summarize_task(run),
-        "seed": run.recipe.seed,
+        "task": summarize_task(recipe),
+        "seed": recipe["seed"],
         "settings": {
-            "sft.steps": run.recipe.sft.steps,
-            "rl.steps": run.recipe.rl.steps,
-            "rl.prompts_per_step": run.recipe.rl.prompts_per_step,
+            "sft.steps": recipe["sft"]["steps"],
+            "rl.steps": recipe["rl"]["steps"],
+            "rl.prompts_per_step": recipe["rl"]["prompts_per_step"],
         },
         "tasks": difference.n,
         "clips": difference.num_clusters,
@@ -50,9 +52,9 @@ def collect_run(folder: Path) -> dict[str, Any]:
     }
 
 
-def summarize_task(run: Run) -> str:
-    """Return the name of a run's task: its kind, and the environment if that is Python."""
-    tasks, environment = run.recipe.synthetic.tasks, run.recipe.environment.name
+def summarize_task(recipe: Mapping[str, Any]) -> str:
+    """Return the name of a recipe's task: its kind, and the environment if that is Python."""
+    tasks, environment = recipe["synthetic"]["tasks"], recipe["environment"]["name"]
     return f"{tasks}, Python" if environment == "python" else tasks
 
 
@@ -89,7 +91,7 @@ def format_table(entries: list[Mapping[str, Any]]) -> str:
             format_interval(after["accuracy"]),
             format_interval(entry["difference"], sign="+"),
             format_change(before["looking"], after["looking"], "net_accuracy"),
-            format_change(before["looking"], after["looking"], "hit_rate"),
+            format_change(before["looking"], after["looking"], "frac_calls_hit"),
             format_change(before, after, "calls"),
             format_change(before, after, "visual_tokens", 1),
             f"{entry['tasks']} / {entry['clips']}",

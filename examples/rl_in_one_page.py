@@ -65,7 +65,7 @@ async def train(components: saccade.TrainingComponents, tasks: list[saccade.Task
         )
         samples = []
         for group in groups:
-            rewards_G = np.array(group.rewards)
+            rewards_G = np.array(group.score_values)
             advantages_G = (rewards_G - rewards_G.mean()) / (rewards_G.std() + 1e-6)
             for scored, advantage in zip(group.episodes, advantages_G.tolist(), strict=True):
                 # Sub-agents, which share the weights, get their parent's advantage.
@@ -79,7 +79,7 @@ async def train(components: saccade.TrainingComponents, tasks: list[saccade.Task
                 components.backbone, optimizer, micro_batches, loss_fn, load_all_pixels=components.media.load_all_pixels
             )
         await components.engine.sync_weights(components.backbone, step + 1)  # shared: it only drops its caches
-        means.append(float(np.mean([group.rewards for group in groups])))
+        means.append(float(np.mean([group.score_values for group in groups])))
         print(f"step {step + 1}: reward {means[-1]:.2f}, {num_tokens} tokens trained", flush=True)
     await components.engine.close()
     return means

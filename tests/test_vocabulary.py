@@ -182,6 +182,9 @@ OLD_NAMES = {
     "needs_seen": "evidence_recall",
     "dropped_stale_tokens": "masked_stale_tokens",
     "over_target": "surplus",
+    "looking/hit_rate": "looking/frac_calls_hit",
+    "hit_fraction": "frac_episodes_hit",
+    "workers/stored_images": "workers/images_from_store",
     # types and functions
     "AgentSettings": "the environment's settings",
     "MediaLibrary": "MediaLoader",
@@ -223,6 +226,11 @@ OLD_NAMES = {
     "TOOL_ERROR": "ENVIRONMENT_ERROR",
     "group_by_context": "group_by_prefix",
     "DemonstrationsByContext": "PrefixGroups",
+    "group.rewards": "group.score_values",
+    "find_refusals": "find_rejections",
+    "checkpoint.is_saved": "checkpoint.should_save",
+    "is_saved": "should_save",
+    "objection": "insignificance_reason",
     # files of a run
     "notes.json": "trainer_state.json",
     "lots.jsonl": "pending_batches.jsonl",
@@ -233,6 +241,9 @@ OLD_NAMES = {
     "status/STAGE.json": "finished_stages/STAGE.json",
     "status/sft.json": "finished_stages/sft.json",
     "status/*.json": "finished_stages/*.json",
+    "sampling_weights.json": "stratum_weights.json",
+    "tokens.npz": "token_values.npz",
+    "refused.jsonl": "rejected.jsonl",
     # the command line
     "--bench": "--benchmarks",
     "--bench-data": "--benchmark-data",

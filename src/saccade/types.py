@@ -426,18 +426,18 @@ class Group:
     greedy_baseline: ScoredEpisode | None = field(default=None, metadata={"omit_none": True})
 
     @property
-    def rewards(self) -> tuple[float, ...]:
-        """Return the episodes' score values, in order."""
+    def score_values(self) -> tuple[float, ...]:
+        """Return the episodes' `Score.value`, in order, without credits."""
         return tuple(episode.score.value for episode in self.episodes)
 
     @property
     def total_rewards(self) -> tuple[float, ...]:
-        """Return the episodes' score values plus their credits, in order."""
+        """Return the episodes' `Score.total`, in order: the values plus credits, as the metric `reward` averages."""
         return tuple(episode.score.total for episode in self.episodes)
 
     @property
     def members(self) -> tuple[ScoredEpisode, ...]:
-        """Return the episodes, and the greedy baseline if there is one."""
+        """Return what is scored together: `episodes`, which are compared and trained on, and the greedy baseline."""
         return (*self.episodes, self.greedy_baseline) if self.greedy_baseline else self.episodes
 
     @property

@@ -258,7 +258,7 @@ def test_filters_in_order_with_their_counts():
     chosen = select_groups(groups, FILTERS, rank_by="reward_std", target=2)
     assert [group.task.id for group in chosen.kept_groups] == ["wide", "thin"]
     assert [group.task.id for group in chosen.surplus_groups] == ["tight"]
-    assert chosen.kept_groups[1].rewards == (1, 0, 0)
+    assert chosen.kept_groups[1].score_values == (1, 0, 0)
     assert chosen.num_missing == 0
     report = {report.name: report for report in chosen.filter_reports}
     assert list(report) == ["statuses", "too_few_episodes", "reward_std", "surplus"]
@@ -363,7 +363,7 @@ def test_selection_never_splits_a_group(drawn, target, rank):
     chosen = select_groups(groups, FILTERS, rank_by=rank, target=target)
     assert len(chosen.kept_groups) + chosen.num_missing == target
     assert all(
-        np.std(group.rewards) > 1e-6 and len(group.episodes) > 1
+        np.std(group.score_values) > 1e-6 and len(group.episodes) > 1
         for group in (*chosen.kept_groups, *chosen.surplus_groups)
     )
     dropped = (ERROR, EpisodeStatus.ABORTED, EpisodeStatus.LENGTH)

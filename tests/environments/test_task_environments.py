@@ -163,7 +163,7 @@ def test_images_with_python_and_videos_with_crops_train_in_one_run(tmp_path):
         sandbox.close_shared_servers()
     assert max(map(len, num_images[None])) > 1  # sub-agents' conversations
     assert max(num_images["image"]) > [1]  # images that code has shown
-    assert [row["errors"] for row in rows] == [0, 0]
+    assert [row["frac_errors"] for row in rows] == [0, 0]
     assert all(row["engine_trainer_logprob_diff_max"] < 1e-4 for row in rows)
     by_environment = {name: [e for e in episodes if e.environment == name] for name in ("tool_calling", "python")}
     assert {e.task.environment for e in by_environment["tool_calling"]} == {None}

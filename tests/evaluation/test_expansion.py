@@ -108,7 +108,7 @@ def test_estimate_equals_the_full_set_if_strata_decide(tmp_path):
     chosen = portion.select(tasks)
     results = grade(benchmark, chosen, {task.id: Answer(text=replies[task.id]) for task in chosen})
     episodes = [make_scored(task, 1.0) for task in chosen]
-    card = build_benchmark_result(
+    result = build_benchmark_result(
         benchmark,
         episodes,
         results,
@@ -119,18 +119,18 @@ def test_estimate_equals_the_full_set_if_strata_decide(tmp_path):
         grade(benchmark, tasks, {name: Answer(text=text) for name, text in replies.items()})
     )
     assert whole == pytest.approx({"accuracy": 40, "mean_of_rows": 100 * (1 + 1 / 3) / 2})
-    assert card.full_set.metrics == pytest.approx(whole)
-    assert card.metrics["accuracy"] == 75  # rows alike: six easy ones, three of six hard ones
-    low, high = card.full_set.intervals["accuracy"]
+    assert result.full_set.metrics == pytest.approx(whole)
+    assert result.metrics["accuracy"] == 75  # rows alike: six easy ones, three of six hard ones
+    low, high = result.full_set.intervals["accuracy"]
     assert low < 40 < high
-    assert card.full_set.num_questions == 100
+    assert result.full_set.num_questions == 100
     # Reports label it as an estimate.
-    grids = [*build_overview_tables({"mine": card}, {}), *build_evaluation_tables("mine", card, {})]
+    grids = [*build_overview_tables({"mine": result}, {}), *build_evaluation_tables("mine", result, {})]
     cells = {cell for grid in grids for row in (grid.header, *grid.rows) for cell in row}
     assert {"accuracy, strict, a limited sample", "accuracy, strict, of all 100, estimated"} <= cells
     assert {"% of the 12 evaluated", "% of all 100, estimated", "12 of 100"} <= cells
-    write_benchmark_result(tmp_path / "mine.jsonl", card)
-    assert read_benchmark_result(tmp_path / "mine.benchmark_result.json") == card
+    write_benchmark_result(tmp_path / "mine.jsonl", result)
+    assert read_benchmark_result(tmp_path / "mine.benchmark_result.json") == result
 
 
 def test_estimate_for_the_tasks_of_a_run():
@@ -169,6 +169,6 @@ def test_weights_file_is_not_replaced_by_a_smaller_limit(tmp_path):
     small.write_unless_covered(results)
     assert read_stratified_weights(results) == small
     for text in ("{", "[]", '{"full_set_size": 3}'):
-        (tmp_path / "test.sampling_weights.json").write_text(text)
-        with raises(DataError, key=str(tmp_path / "test.sampling_weights.json")):
+        (tmp_path / "test.stratum_weights.json").write_text(text)
+        with raises(DataError, key=str(tmp_path / "test.stratum_weights.json")):
             read_stratified_weights(results)

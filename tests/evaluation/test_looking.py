@@ -94,8 +94,8 @@ def test_metrics_over_episodes():
     ]
     metrics = compute_looking_metrics(scored, [1.0, 0.0])
     assert metrics == {
-        "looking/hit_rate": pytest.approx(1 / 3),
-        "looking/hit_fraction": 0.5,
+        "looking/frac_calls_hit": pytest.approx(1 / 3),
+        "looking/frac_episodes_hit": 0.5,
         "looking/first_hit_turn": 1.0,
         "looking/evidence_recall": 0.5,
         "looking/coverage": pytest.approx((16 + 10) / 64 / 2),
@@ -105,7 +105,7 @@ def test_metrics_over_episodes():
         "looking/visual_tokens_per_correct": 10.0,
     }
     step = compute_step_metrics([Group(task=scored[0].episode.task, episodes=(scored[0],))])
-    assert step["looking/hit_rate"] == 0.5
+    assert step["looking/frac_calls_hit"] == 0.5
     summary = summarize(scored)
     assert summary.looking["regret"] == metrics["looking/regret"]
     assert summary.policies[NO_DECISION].accuracy == 0.3

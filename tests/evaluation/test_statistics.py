@@ -197,7 +197,7 @@ def test_value_that_is_not_finite_raises(value):
 # ---- significance --------------------------------------------------------------------------------------------------
 
 
-def test_objections():
+def test_reasons_of_insignificance():
     clear = (0.1, 0.3)
     assert explain_insignificance([0.2] * 6, clear) == ""
     assert explain_insignificance([-0.2] * 6, (-0.3, -0.1)) == ""

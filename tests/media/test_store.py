@@ -316,9 +316,9 @@ def test_a_node_has_one_store_for_all_processes_of_a_user(clip, tmp_path, monkey
     load(first, clip)
     load(first, clip)  # from memory, which isn't counted
     load(second, clip)
-    assert first.pop_counts() == {"decoded_images": len(TIMES), "stored_images": 0}
-    assert second.pop_counts() == {"decoded_images": 0, "stored_images": len(TIMES)}
-    assert second.pop_counts() == {"decoded_images": 0, "stored_images": 0}
+    assert first.pop_counts() == {"decoded_images": len(TIMES), "images_from_store": 0}
+    assert second.pop_counts() == {"decoded_images": 0, "images_from_store": len(TIMES)}
+    assert second.pop_counts() == {"decoded_images": 0, "images_from_store": 0}
     assert first.store.disk.read_total_bytes() == first.store.disk.compute_total_bytes() > 0
     for config, is_shared in ((MediaConfig(), False), (MediaConfig(folder=""), True)):
         assert CachingMediaLoader.from_config(config, is_shared=is_shared).store.disk is None

@@ -164,7 +164,7 @@ def comparison(*names):
         n=8,
         num_clusters=4,
         is_significant=False,
-        objection="4 clusters, fewer than 6",
+        insignificance_reason="4 clusters, fewer than 6",
         better=3,
         worse=1,
         unpaired=2,

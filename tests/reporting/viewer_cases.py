@@ -50,8 +50,8 @@ def write_benchmark(folder, name, num_right, *, hostile=""):
     answers = {task.id: Answer(text=reply) for task, reply in zip(tasks, replies, strict=True)}
     conditions = {"environment": "tool_calling", "temperature": "0", "tools": "on"}
     scored = [example(name="costs")]
-    card = build_benchmark_result(benchmark, scored, grade(benchmark, tasks, answers), conditions=conditions)
-    write_benchmark_result(folder / "evaluations" / f"{name}.jsonl", card)
+    result = build_benchmark_result(benchmark, scored, grade(benchmark, tasks, answers), conditions=conditions)
+    write_benchmark_result(folder / "evaluations" / f"{name}.jsonl", result)
 
 
 def build_rollouts(step, clip, groups=2, size=4):

@@ -214,9 +214,9 @@ def test_ungraded_episodes_are_counted_with_their_reasons():
     with server(reply) as served:
         results = asyncio.run(compose(judge={**FIXED, "url": served.url, "prompts": "packaged"})(attempts))
     group = build_group(attempts, results)
-    assert (group.rewards[0], len(group.rewards)) == (1.0, 1)
+    assert (group.score_values[0], len(group.score_values)) == (1.0, 1)
     assert [("NaN" in lost.reason, "500" in lost.reason) for lost in group.ungraded] == [(True, False), (False, True)]
-    assert compute_step_metrics([group])["ungraded"] == pytest.approx(2 / 3)
+    assert compute_step_metrics([group])["frac_ungraded"] == pytest.approx(2 / 3)
 
 
 def test_requests_are_limited(tmp_path):

@@ -430,15 +430,15 @@ def test_ungraded_episodes_are_excluded_from_the_group():
         score = compose_rewards({"accuracy": RewardTerm(is_accuracy=True, settings={"judge": referee})})
         group = build_group(episodes, asyncio.run(score(episodes)))
         unjudged = build_group(episodes[1:2], asyncio.run(score(episodes[1:2])))
-    assert (group.rewards, group.solve_rate) == ((1.0, 0.0, 1.0), pytest.approx(2 / 3))
+    assert (group.score_values, group.solve_rate) == ((1.0, 0.0, 1.0), pytest.approx(2 / 3))
     assert [(lost.group_index, lost.episode.answer) for lost in group.ungraded] == [(1, "crimson")]
     assert "500" in group.ungraded[0].reason
     metrics = compute_step_metrics([group, unjudged])
-    assert (metrics["accuracy"], metrics["ungraded"], metrics["reward"]) == (
+    assert (metrics["accuracy"], metrics["frac_ungraded"], metrics["reward"]) == (
         pytest.approx(2 / 3),
         2 / 5,
         pytest.approx(2 / 3),
     )
     selected = select_groups([group, unjudged], {"statuses": {}, "reward_std": {}}, target=2).kept_groups
-    assert [other.rewards for other in selected] == [group.rewards]
+    assert [other.rewards for other in selected] == [group.score_values]
     assert resolve_estimator("dr_grpo", {})(selected[0].rewards).round(3).tolist() == [0.333, -0.667, 0.333]

@@ -119,7 +119,7 @@ def test_a_failure_ends_the_episode_not_the_run(renderer, error):
 def test_a_missing_file_ends_its_own_group_alone(renderer):
     tasks = [task("a"), task("b", "missing.mp4")]
     good, bad = asyncio.run(collect(tasks, each_in(ToolCalling), base(renderer), group_size=2, score_fn=ones))
-    assert good.rewards == (1.0, 1.0)
+    assert good.score_values == (1.0, 1.0)
     assert [member.episode.status for member in bad.episodes] == [EpisodeStatus.ABORTED] * 2
 
 
@@ -219,10 +219,10 @@ def test_ungraded_episodes_are_counted_and_no_members(renderer):
             episodes[i].ledger for i in range(3) if i not in lost
         ]
         assert {ungraded.reason for ungraded in group.ungraded} <= {"the judge is away"}
-        assert group.rewards == (1.0,) * len(group.episodes)
+        assert group.score_values == (1.0,) * len(group.episodes)
     assert {len(group.episodes) for group in groups} >= {1, 2}
     empty = Group(task=tasks[0], episodes=(), ungraded=groups[0].ungraded)
-    assert (empty.rewards, empty.solve_rate) == ((), 0.0)
+    assert (empty.score_values, empty.solve_rate) == ((), 0.0)
 
 
 class RecordingTemperatures(Scripted):
@@ -251,7 +251,7 @@ def test_a_group_may_have_a_greedy_baseline(renderer):
     assert (len(group.episodes), group.greedy_baseline.score.value) == (2, 1.0)
     assert sorted(engine.temperatures) == [0.0, 1.0, 1.0]
     assert sizes == [2, 1]
-    assert group.rewards == (1.0, 1.0)
+    assert group.score_values == (1.0, 1.0)
     seeds = {derive_seed(3, 0, task("a").digest, index): index for index in range(3)}
     prompts = [renderer.decode(member.episode.ledger.input_ids()) for member in group.members]
     assert [next(index for seed, index in seeds.items() if str(seed) in prompt) for prompt in prompts] == [0, 1, 2]
@@ -292,7 +292,7 @@ def test_episodes_are_scored_concurrently(renderer):
     (group,) = run_in_virtual_time(
         collect([task("a")], each_in(Quick), base(renderer), group_size=4, score_fn=score_each(slow))
     )
-    assert (most, group.rewards) == (4, (1.0,) * 4)
+    assert (most, group.score_values) == (4, (1.0,) * 4)
 
 
 def test_one_episode_alone(renderer):
@@ -323,7 +323,7 @@ def test_the_timeout_of_an_episode_starts_with_it(renderer):
             max_concurrency=1,
         )
     )
-    assert [group.rewards for group in groups] == [(1.0,)] * 4
+    assert [group.score_values for group in groups] == [(1.0,)] * 4
     episode = run_in_virtual_time(run_episode(tasks[0], ToolCalling, base(renderer, engine, episode_timeout=0.1)))
     assert (episode.status, episode.error) == (EpisodeStatus.ABORTED, DEADLINE_ERROR)
     assert episode.ledger.segments  # the environment ends the episode itself and keeps its ledger

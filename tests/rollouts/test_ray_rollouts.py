@@ -176,7 +176,7 @@ def test_a_killed_worker_costs_its_own_groups_alone(cluster, tiny_folder, tasks,
     assert read_processes(tmp_path, "place") <= {int(process) for process in processes}
     assert read_processes(tmp_path, "group_place") == {os.getpid()}
     assert (metrics["workers/lost"], metrics["workers/rerun_groups"]) == (1, 1)
-    assert metrics["workers/decoded_images"] + metrics["workers/stored_images"] >= NUM_TASKS
+    assert metrics["workers/decoded_images"] + metrics["workers/images_from_store"] >= NUM_TASKS
     assert "is lost" in (tmp_path / LOG_FILE).read_text()
 
 
@@ -275,7 +275,7 @@ def test_workers_of_a_node_share_a_store_and_use_the_cpus_that_are_reserved(tiny
         settings["rollouts.ray.workers"] = workers
         groups, metrics, _ = run_on_ray(recipe, tmp_path, tasks, cluster.address, ray=settings)
         assert {member.score.total for group in groups for member in group.episodes} == {1.0}
-        return metrics["workers/decoded_images"], metrics["workers/stored_images"]
+        return metrics["workers/decoded_images"], metrics["workers/images_from_store"]
 
     with RayCluster(nodes=3, node_options=options) as cluster:
         first = run("a", 1)

@@ -156,9 +156,9 @@ def test_metrics_of_a_mode():
     metrics = compute_validation_metrics(groups)
     assert metrics["accuracy"] == metrics["reward"] == 3 / 5
     assert metrics["accuracy/low"] <= 3 / 5 <= metrics["accuracy/high"]
-    assert (metrics["episodes"], metrics["tasks"], metrics["ungraded"]) == (5, 3, 1 / 6)
+    assert (metrics["episodes"], metrics["tasks"], metrics["frac_ungraded"]) == (5, 3, 1 / 6)
     assert len(group_by_task(groups[0].episodes)) == 1
-    assert compute_validation_metrics([build_group("a", None)]) == {"episodes": 0, "ungraded": 1.0}
+    assert compute_validation_metrics([build_group("a", None)]) == {"episodes": 0, "frac_ungraded": 1.0}
 
 
 def test_settings_of_the_environments_apply_to_named_ones_that_have_them():

@@ -128,8 +128,8 @@ def test_a_checkpoint_that_a_training_starts_from_is_never_deleted(tmp_path):
 
 def test_saved_steps():
     settings = SftConfig(steps=10, save_every=4, checkpoints=CheckpointConfig(keep_steps=(5,), every=3, best=1))
-    assert [step for step in range(1, 11) if checkpoint.is_saved(step, settings)] == [3, 4, 5, 6, 8, 9, 10]
-    assert checkpoint.is_saved(7, settings, is_validated=True)
+    assert [step for step in range(1, 11) if checkpoint.should_save(step, settings)] == [3, 4, 5, 6, 8, 9, 10]
+    assert checkpoint.should_save(7, settings, is_validated=True)
     assert checkpoint.count_kept_checkpoints(settings) == 2 + 1 + 3 + 1
 
 

@@ -149,13 +149,13 @@ def test_values_of_trained_tokens_are_read_back_by_conversation(tmp_path):
     [read, _] = read_rollouts(tmp_path, "rl", 1)
     found = stored[identify_conversation(read.episode.ledger)].by_position()
     assert found == {3: (pytest.approx(1e-6, rel=0.05), 0.25), 4: (float("inf"), 2.0)}
-    first = (tmp_path / "episodes" / "rl-000001.tokens.npz").read_bytes()
+    first = (tmp_path / "episodes" / "rl-000001.token_values.npz").read_bytes()
     asyncio.run(writer.write_tokens(1, [build_values(record)]))
-    assert (tmp_path / "episodes" / "rl-000001.tokens.npz").read_bytes() == first
+    assert (tmp_path / "episodes" / "rl-000001.token_values.npz").read_bytes() == first
     asyncio.run(EpisodeWriter(tmp_path, 1).write("rl", 2, [build_record(tmp_path, step=2)]))
     assert [path.name for path in (tmp_path / "episodes").iterdir()] == ["rl-000002.jsonl.gz"]
-    (tmp_path / "episodes" / "rl-000002.tokens.npz").write_bytes(first[:50])
-    with raises(DataError, key=str(tmp_path / "episodes" / "rl-000002.tokens.npz")):
+    (tmp_path / "episodes" / "rl-000002.token_values.npz").write_bytes(first[:50])
+    with raises(DataError, key=str(tmp_path / "episodes" / "rl-000002.token_values.npz")):
         read_step_token_values(tmp_path, "rl", 2)
 
 

@@ -1,4 +1,4 @@
-"""Rows of the published schemas, written in full, are learned whole or refused with the right reason."""
+"""Rows of the published schemas, written in full, are replayed completely or rejected with the right reason."""
 
 import asyncio
 import json

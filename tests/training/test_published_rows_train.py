@@ -105,7 +105,7 @@ def test_mixed_rows_train(data, tmp_path):
     folder = tmp_path / "run"
     recipe = pipeline.with_paths(recipe, folder=folder, model=tmp_path / "model", data=data)
     checkpoint = pipeline.sft(folder, recipe, on_step=lambda *_: None)
-    assert json.loads((folder / "demonstration_check.json").read_text()) == {"rows": 5, "refused": {}}
+    assert json.loads((folder / "demonstration_check.json").read_text()) == {"rows": 5, "rejected": {}}
     components, rows, episodes = pipeline.load_training_components(recipe, checkpoint), [], {}
 
     async def train():
@@ -126,7 +126,7 @@ def test_mixed_rows_train(data, tmp_path):
         asyncio.run(train())
     finally:
         sandbox.close_shared_servers()
-    assert [row["errors"] for row in rows] == [0]
+    assert [row["frac_errors"] for row in rows] == [0]
     assert rows[0]["engine_trainer_logprob_diff_max"] < 1e-4
     shown = {name: [slot.image.path for slot in episode.ledger.segments[0].slots] for name, episode in episodes.items()}
     assert {name: len(paths) for name, paths in shown.items()} == {

@@ -1,4 +1,4 @@
-"""Rows made by rules from the published schemas are learned whole, or refused with the right reason."""
+"""Rows made by rules from the published schemas are replayed completely or rejected with the right reason."""
 
 import asyncio
 from collections import Counter
@@ -94,7 +94,7 @@ def test_every_row_is_learned_or_refused_with_its_reason(folder, importer, recip
         check_demonstrations(demonstrations, load_environments(recipe_name), build_context(MessageRenderer(28)))
     )
     outcomes |= {name: LEARNED for name, _ in demonstrations}
-    outcomes |= {name: problem.refusal for (name, _), problem in report.problems_by_row.items()}
+    outcomes |= {name: problem.rejection for (name, _), problem in report.problems_by_row.items()}
     as_sharegpt = {"messages": "conversations"} if importer == "llava" else {}
     expected = {name: as_sharegpt.get(outcome, outcome) for name, _, outcome in variants}
     wrong = {name: (outcomes[name], expected[name]) for name in expected if outcomes[name] != expected[name]}

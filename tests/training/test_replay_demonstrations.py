@@ -177,7 +177,7 @@ def test_a_long_result_is_truncated_as_in_rollouts(components, is_recorded):
     shown = truncate(text, renderer, limit)
     assert len(renderer.encode(shown)) <= limit < len(renderer.encode(text))
     assert f"\n{shown}\n" in renderer.decode(segment.tokens)
-    for child in children[:1]:  # its own reply is learned whole
+    for child in children[:1]:  # its own reply is replayed
         assert get_trained_texts(components, child) == [text + "<|im_end|>"]
 
 

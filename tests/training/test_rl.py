@@ -571,7 +571,7 @@ REPORTED = """
     visual_tokens sampled_tokens entropy grad_norm approx_kl clip_fraction engine_trainer_logprob_diff_mean
     engine_trainer_logprob_diff_max tis_weight_mean tis_weight_max frac_tis_truncated staleness_mean staleness_max
     frac_correct_negative groups/kept groups/dropped/statuses groups/dropped/too_few_episodes groups/dropped/reward_std
-    groups/dropped/surplus groups/cancelled episodes/cancelled ungraded episodes/discarded episodes/restarted
+    groups/dropped/surplus groups/cancelled episodes/cancelled frac_ungraded episodes/discarded episodes/restarted
     restart_discarded_tokens sampling_rounds lr loss packed_tokens trained_tokens
 """
 

@@ -356,7 +356,7 @@ def test_ungraded_episodes_are_counted_and_not_trained(workspace):
         return [Ungraded(reason="no answer") if next(counter) % 3 == 0 else score for score in scores]
 
     batch, _ = collect(replace(graded, score_fn=score), workspace)
-    assert batch.metrics["ungraded"] == pytest.approx(1 / 3)
+    assert batch.metrics["frac_ungraded"] == pytest.approx(1 / 3)
     assert all(len(group.episodes) == 2 for group in batch.groups)
 
 

@@ -254,9 +254,7 @@ def has_main_conversation(components, samples):
     ("auxiliary_fraction", "auxiliary_warmup", "expected"),
     [(0, 0.5, [0, 0, 1, 1]), (0, 0, [1, 1, 1, 1]), (1, 0, [0, 0, 0, 0]), (0, 0.55, [0, 0, 1, 1])],
 )
-def test_auxiliary_groups_come_first_during_the_warmup(
-    workspace, auxiliary_fraction, auxiliary_warmup, expected
-):
+def test_auxiliary_groups_come_first_during_the_warmup(workspace, auxiliary_fraction, auxiliary_warmup, expected):
     components = workspace.load_components(
         "sft.steps=4", f"sft.auxiliary_fraction={auxiliary_fraction}", f"sft.auxiliary_warmup={auxiliary_warmup}"
     )

@@ -100,7 +100,7 @@ def test_the_trainer_has_the_engines_logprobs(run):
     for row in rows:
         assert row["updates"] == 1
         assert row["engine_trainer_logprob_diff_max"] < 1e-4
-        assert row["errors"] == 0
+        assert row["frac_errors"] == 0
 
 
 def test_a_run_records_the_isolation_of_its_code(run):

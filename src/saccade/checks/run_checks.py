@@ -56,7 +56,7 @@ from saccade.rollouts.components import (
 )
 from saccade.rollouts.ray.executor import check_executor
 from saccade.training import rl as rl_training
-from saccade.training.checkpoint import count_kept_checkpoints, is_saved, list_checkpoints
+from saccade.training.checkpoint import count_kept_checkpoints, list_checkpoints, should_save
 from saccade.types import Demonstration, Media, MediaKind, Task
 
 MAX_ROWS = 2000  # rows read of each file
@@ -344,7 +344,7 @@ def _check_disk(planned_run: PlannedRun) -> str:
         size = _count_checkpoint_bytes(state)
         interval, num_kept = recipe.validation.every, count_kept_checkpoints(settings)
         validated = range(interval, settings.steps + 1, interval) if interval else range(0)
-        num_written = sum(is_saved(i, settings, is_validated=i in validated) for i in range(1, settings.steps + 1))
+        num_written = sum(should_save(i, settings, is_validated=i in validated) for i in range(1, settings.steps + 1))
         num_existing = len(list_checkpoints(planned_run.folder / stage))
         count = max(1, min(num_kept + 1, num_written) - num_existing)  # one more while the last is written
         peak = max(peak, total + count * size)

@@ -155,8 +155,8 @@ def _build(
             build = data_build.prepare(
                 videos, folder, loaded, skip_bad=on_bad is RowErrorAction.SKIP, start_stage=add_task
             )
-        for refusal in build.refusals[:MAX_LISTED]:
-            print_text(out, f"left out {refusal.item}: {refusal.reason} ({refusal.detail})", style="dim")
+        for rejection in build.rejections[:MAX_LISTED]:
+            print_text(out, f"left out {rejection.item}: {rejection.reason} ({rejection.detail})", style="dim")
         _print_usage(data_build.estimate(build), loaded, title="At most, without replies recorded earlier")
         if dry_run:
             return
@@ -165,7 +165,7 @@ def _build(
         with show_progress_lines(out) as add_task:
             report = data_build.run_build(build, start_stage=add_task)
     for name, count in report.counts.items():
-        reasons = ", ".join(f"{number} {reason}" for reason, number in report.refused.get(name, {}).items())
+        reasons = ", ".join(f"{number} {reason}" for reason, number in report.rejected.get(name, {}).items())
         print_text(out, f"{name}: {count}" + (f"; dropped: {reasons}" if reasons else ""))
     _print_usage(report.usage, loaded, title="Used, replies recorded earlier included")
     out.print(f"wrote {escape(str(folder))}", soft_wrap=True)
@@ -271,7 +271,7 @@ def _check(
     """Validate datasets: rows, files, times, answers, duplicates, and overlap between splits.
 
     Demonstrations are replayed: the recipe's environment runs their calls and code, and reports those that can't be
-    learned whole.
+    replayed completely.
     """
     from saccade.data.validate import FINDING_DESCRIPTIONS, NOTE_FINDINGS, validate_dataset
     from saccade.runs.demonstration_check import check_demonstration_file

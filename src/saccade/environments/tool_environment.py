@@ -172,10 +172,10 @@ class ToolEnvironment(ConfiguredEnvironment):
     ) -> tuple[tuple[ToolResult, ...], tuple[Episode, ...]]:
         """Run the calls of one turn concurrently; return their results and the sub-agents' episodes."""
         ctx.emit_event("calls", turn=turn, calls=calls)
-        refusals = self.find_refusals(calls)
+        rejections = self.find_rejections(calls)
         # Children stay in the order of the calls, whichever finishes first, so that a run is reproducible.
         outcomes = await gather_or_cancel(
-            [self.call_tool(turn, index, call, refusals[index], ctx) for index, call in enumerate(calls)]
+            [self.call_tool(turn, index, call, rejections[index], ctx) for index, call in enumerate(calls)]
         )
         results: list[ToolResult] = []
         children: list[Episode] = []
@@ -187,7 +187,7 @@ class ToolEnvironment(ConfiguredEnvironment):
         self.num_children += len(children)
         return tuple(results), tuple(children)
 
-    def find_refusals(self, calls: Sequence[Call]) -> list[str | None]:
+    def find_rejections(self, calls: Sequence[Call]) -> list[str | None]:
         """Return per call why it isn't run, or None. Malformed calls don't count toward the limit of a turn."""
         reasons: list[str | None] = []
         for call in calls:
@@ -203,11 +203,11 @@ class ToolEnvironment(ConfiguredEnvironment):
         return reasons
 
     async def call_tool(
-        self, turn: int, index: int, call: Call, refusal: str | None, ctx: Context
+        self, turn: int, index: int, call: Call, rejection: str | None, ctx: Context
     ) -> tuple[ToolResult, Episode | None]:
         """Run one call, or refuse it."""
-        if refusal is not None:
-            return ToolResult(error=refusal), None
+        if rejection is not None:
+            return ToolResult(error=rejection), None
         assert self.task is not None
         tool, tool_settings = self.tools_by_name[call.name]
         seed, video = derive_seed(ctx.seed, "child", turn, index), find_first_video(self.task)

@@ -6,7 +6,7 @@ The mean over a limited evaluation therefore weights rows equally, regardless of
 `StratifiedWeights` give each task's weight in an estimate of the full set: each sampled task counts as often as there
 are tasks of its stratum per sampled one (the weights of a stratified sample; Cochran 1977, Sampling Techniques, section
 5.2). A stratum without a sampled task is represented by the others of its parent row. The file
-`<results>.sampling_weights.json` stores the weights next to the results.
+`<results>.stratum_weights.json` stores the weights next to the results.
 """
 
 import re
@@ -22,7 +22,7 @@ from saccade.types import Task
 from saccade.utils.hashing import compute_digest
 from saccade.utils.jsonl import read_json, write_json
 
-WEIGHTS_SUFFIX = ".sampling_weights.json"
+WEIGHTS_SUFFIX = ".stratum_weights.json"
 
 StratumPath = tuple[tuple[str, ...], ...]  # per table, the rows that a unit belongs to
 

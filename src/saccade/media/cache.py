@@ -254,7 +254,7 @@ class CachingMediaLoader:
         """Return how many images were decoded, and read from the disk store, since the last call."""
         with self._lock:
             counts, self._num_images = self._num_images, Counter()
-        return {name: counts[name] for name in ("decoded_images", "stored_images")}
+        return {name: counts[name] for name in ("decoded_images", "images_from_store")}
 
     # ---- passes over videos ----------------------------------------------------------------------------------------
 
@@ -372,7 +372,7 @@ class CachingMediaLoader:
 
     def _read_stored(self, image: ImageRef) -> Pixels | None:
         pixels = self.store.read(image.key, image.width, image.height)
-        self._count("stored_images", pixels is not None)
+        self._count("images_from_store", pixels is not None)
         return pixels
 
     def _decode_still(self, path: str) -> Image.Image:

@@ -14,7 +14,7 @@ import numpy as np
 
 from saccade.data.option_shuffle import restore_options
 from saccade.errors import DataError
-from saccade.metrics.looking import Policy, average_policies, compute_looking_metrics
+from saccade.metrics.looking import BaselinePolicy, average_policies, compute_looking_metrics
 from saccade.metrics.statistics import (
     DIFFERENCE_BOUNDS,
     Estimate,
@@ -37,8 +37,8 @@ SliceFn = Callable[[ScoredEpisode], str | None]
 class Difference:
     """Record after minus before over the `n` tasks in both evaluations, in `num_clusters` clusters.
 
-    `objection` is why the difference is not significant, "" if it is (`statistics.explain_insignificance`); `unpaired`
-    counts tasks in only one evaluation.
+    `insignificance_reason` is why the difference is not significant, "" if it is
+    (`statistics.explain_insignificance`); `unpaired` counts tasks in only one evaluation.
     """
 
     mean: float
@@ -47,7 +47,7 @@ class Difference:
     n: int
     num_clusters: int
     is_significant: bool
-    objection: str
+    insignificance_reason: str
     better: int
     worse: int
     unpaired: int
@@ -91,8 +91,10 @@ class Summary:
     full_set_accuracy: Estimate | None = None  # over all `full_set_size` tasks, if a limit selected some
     full_set_size: int = 0
     full_set_uncovered: float = 0.0  # the fraction of all tasks in strata without a sampled task
-    looking: Mapping[str, float] = field(default_factory=dict)  # by name without `looking/`; {} without needs
-    policies: Mapping[str, Policy] = field(default_factory=dict)  # baseline policies by name, if the tasks have them
+    # means of the metrics `looking/NAME`, by NAME; {} unless a task has `extras.evidence`
+    looking: Mapping[str, float] = field(default_factory=dict)
+    # baseline policies by name; {} unless every task has them
+    policies: Mapping[str, BaselinePolicy] = field(default_factory=dict)
 
 
 def has_failed(episode: Episode) -> bool:
@@ -182,15 +184,18 @@ def compute_paired_difference(
     clusters = clusters or assign_clusters(before)
     estimate = estimate_clustered_mean(deltas, shared, weights=weights, clusters=clusters, bounds=DIFFERENCE_BOUNDS)
     deltas_C, _ = average_by_cluster(deltas, shared, weights=weights, clusters=clusters)
-    objection, (better, worse) = explain_insignificance(deltas_C, (estimate.low, estimate.high)), count_signs(deltas)
+    insignificance_reason, (better, worse) = (
+        explain_insignificance(deltas_C, (estimate.low, estimate.high)),
+        count_signs(deltas),
+    )
     return Difference(
         mean=estimate.mean,
         low=estimate.low,
         high=estimate.high,
         n=estimate.n,
         num_clusters=estimate.num_clusters,
-        is_significant=not objection,
-        objection=objection,
+        is_significant=not insignificance_reason,
+        insignificance_reason=insignificance_reason,
         better=better,
         worse=worse,
         unpaired=len(old.keys() ^ new.keys()),
@@ -369,9 +374,11 @@ def compute_step_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "calls/python_style": fmean(count_python_style_calls(outcome.episode) for outcome in scored),
         "response_tokens": fmean(outcome.episode.ledger.num_sampled_tokens for outcome in scored),
         **{f"status/{status}": fraction for status, fraction in _compute_status_fractions(scored).items()},
-        "errors": fmean(has_failed(outcome.episode) for outcome in scored),
-        "unanswered": fmean(outcome.episode.answer is None and not has_failed(outcome.episode) for outcome in scored),
-        "ungraded": ungraded / (ungraded + len(scored)),
+        "frac_errors": fmean(has_failed(outcome.episode) for outcome in scored),
+        "frac_unanswered": fmean(
+            outcome.episode.answer is None and not has_failed(outcome.episode) for outcome in scored
+        ),
+        "frac_ungraded": ungraded / (ungraded + len(scored)),
         "solve_rate": fmean(group.solve_rate for group in graded),
         "solved/all": fmean(group.solve_rate == 1.0 for group in graded),
         "solved/none": fmean(group.solve_rate == 0.0 for group in graded),

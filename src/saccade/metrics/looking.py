@@ -28,8 +28,8 @@ POLICY_LABELS = {
     NO_DECISION: "best that doesn't decide where to look",
 }
 LOOKING_LABELS = {
-    "hit_rate": "calls that hit what must be seen",
-    "hit_fraction": "episodes with a hit",
+    "frac_calls_hit": "calls that hit what must be seen",
+    "frac_episodes_hit": "episodes with a hit",
     "first_hit_turn": "turn of the first hit",
     "evidence_recall": "evidence seen",
     "coverage": "part of the media looked at",
@@ -65,7 +65,7 @@ class Looking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class BaselinePolicy:
     """What a baseline policy reaches, averaged over tasks."""
 
     accuracy: float
@@ -115,8 +115,8 @@ def compute_looking_metrics(scored: Sequence[ScoredEpisode], accuracies: Sequenc
         return {}
     hits = [look.is_hit for _, looking, _ in pairs for look in looking.looks]
     values: dict[str, list[float]] = {
-        "hit_rate": [float(hit) for hit in hits],
-        "hit_fraction": [float(looking.first_hit_turn is not None) for _, looking, _ in pairs],
+        "frac_calls_hit": [float(hit) for hit in hits],
+        "frac_episodes_hit": [float(looking.first_hit_turn is not None) for _, looking, _ in pairs],
         "first_hit_turn": [looking.first_hit_turn for _, looking, _ in pairs if looking.first_hit_turn is not None],
         "evidence_recall": [looking.evidence_recall for _, looking, _ in pairs],
         "coverage": [looking.coverage for _, looking, _ in pairs if looking.coverage is not None],
@@ -136,23 +136,25 @@ def compute_looking_metrics(scored: Sequence[ScoredEpisode], accuracies: Sequenc
     return metrics
 
 
-def average_policies(tasks: Sequence[Task]) -> dict[str, Policy]:
+def average_policies(tasks: Sequence[Task]) -> dict[str, BaselinePolicy]:
     """Return the means of the baseline policies over tasks; {} unless every task has them."""
     rows = [parse_policies(task) for task in tasks]
     names = [name for name in rows[0] if all(name in row for row in rows)] if rows else []
     return {
-        name: Policy(accuracy=fmean(row[name].accuracy for row in rows), calls=fmean(row[name].calls for row in rows))
+        name: BaselinePolicy(
+            accuracy=fmean(row[name].accuracy for row in rows), calls=fmean(row[name].calls for row in rows)
+        )
         for name in names
     }
 
 
-def parse_policies(task: Task) -> dict[str, Policy]:
+def parse_policies(task: Task) -> dict[str, BaselinePolicy]:
     """Return the baseline policies in a task's extras by name; entries of another form are left out."""
-    entries, policies = task.extras.get("policies"), dict[str, Policy]()
+    entries, policies = task.extras.get("policies"), dict[str, BaselinePolicy]()
     for name, entry in entries.items() if isinstance(entries, Mapping) else ():
         values = [to_finite(value) for value in entry] if isinstance(entry, list | tuple) and len(entry) == 2 else []
         if len(values) == 2 and values[0] is not None and values[1] is not None:
-            policies[str(name)] = Policy(accuracy=values[0], calls=values[1])
+            policies[str(name)] = BaselinePolicy(accuracy=values[0], calls=values[1])
     return policies
 
 

@@ -80,7 +80,7 @@ def write_benchmark_report(folder: Path, *, metadata: Mapping[str, Any] | None =
 
     benchmark_results = read_benchmark_results(folder)
     metadata = {**(metadata or {}), **collect_metadata(folder)}
-    references = {card.benchmark: get_reference_scores(card.benchmark) for card in benchmark_results.values()}
+    references = {result.benchmark: get_reference_scores(result.benchmark) for result in benchmark_results.values()}
     path, draw = folder / "evaluations" / "benchmarks", functools.partial(plot_scores, benchmark_results, references)
     scores, costs, *published = build_overview_tables(benchmark_results, references)
     plot = Plot(title="Score against visual tokens per question", draw=draw)
@@ -93,9 +93,9 @@ def write_benchmark_report(folder: Path, *, metadata: Mapping[str, Any] | None =
             ReportSection(title=costs.title, notes=(COST_NOTE,), tables=(costs,), plots=(plot,)),
             *(
                 ReportSection(
-                    title=name, tables=(*build_evaluation_tables(name, card, references), build_example_table(card))
+                    title=name, tables=(*build_evaluation_tables(name, result, references), build_example_table(result))
                 )
-                for name, card in benchmark_results.items()
+                for name, result in benchmark_results.items()
             ),
             *(ReportSection(title=table.title, notes=(COMPARABILITY_WARNING,), tables=(table,)) for table in published),
         ),
@@ -116,12 +116,12 @@ def plot_scores(
     from saccade.reporting.plots import Point, plot_points
 
     points = []
-    for name, card in benchmark_results.items():
-        label = f"{name}, estimated" if card.full_set else name
-        score = card.full_set.get_score(card.primary_metric) if card.full_set else (card.score, card.interval)
-        tokens, (value, (low, high)) = card.costs["visual_tokens"], score
-        points.append(Point(name=label, group=card.benchmark, x=tokens, y=value, low=low, high=high))
-    for benchmark, metric in {card.benchmark: card.primary_metric for card in benchmark_results.values()}.items():
+    for name, result in benchmark_results.items():
+        label = f"{name}, estimated" if result.full_set else name
+        score = result.full_set.get_score(result.primary_metric) if result.full_set else (result.score, result.interval)
+        tokens, (value, (low, high)) = result.costs["visual_tokens"], score
+        points.append(Point(name=label, group=result.benchmark, x=tokens, y=value, low=low, high=high))
+    for benchmark, metric in {result.benchmark: result.primary_metric for result in benchmark_results.values()}.items():
         for reference in references[benchmark]:
             if reference.visual_tokens is not None and reference.metric == metric:
                 label = f"{benchmark}: {reference.model} (published)"
@@ -153,17 +153,24 @@ def _build_score_table(benchmark_results: Mapping[str, BenchmarkResult], referen
         marks = tuple((f"{other.model} {other.value} (published)", other.value) for other in others)
         bars.append(Bar(value=score, low=interval[0], high=interval[1], maximum=100.0, marks=marks))
 
-    for name, card in benchmark_results.items():
-        metric, others = card.primary_metric, _find_others(references, card, card.primary_metric)
-        upper_bound = f" (at most {card.upper_bounds[metric]:.2f})" if card.undecided else ""
+    for name, result in benchmark_results.items():
+        metric, others = result.primary_metric, _find_others(references, result, result.primary_metric)
+        upper_bound = f" (at most {result.upper_bounds[metric]:.2f})" if result.undecided else ""
         # Published scores are of the full set, so they are in the row of its estimate.
-        label = f"{metric}, {card.scoring_label}{upper_bound}"
-        add_row(name, label, card.score, card.interval, [] if card.full_set else others)
-        counts = (card.num_tasks, card.num_answers, card.num_clusters, card.errors, card.unparsed, card.undecided)
+        label = f"{metric}, {result.scoring_label}{upper_bound}"
+        add_row(name, label, result.score, result.interval, [] if result.full_set else others)
+        counts = (
+            result.num_tasks,
+            result.num_answers,
+            result.num_clusters,
+            result.errors,
+            result.unparsed,
+            result.undecided,
+        )
         rows[-1] += tuple(map(str, counts))
-        if card.full_set:
-            label = f"{metric}, {card.scoring}, of all {card.full_set.num_questions}, estimated"
-            add_row(name, label, *card.full_set.get_score(metric), others)
+        if result.full_set:
+            label = f"{metric}, {result.scoring}, of all {result.full_set.num_questions}, estimated"
+            add_row(name, label, *result.full_set.get_score(metric), others)
             rows[-1] += ("",) * len(counts)
     columns = ("questions", "answers", "clusters", "errors", "unparsed", "undecided")
     header = ("", "metric", "%", "published by others", *columns)
@@ -180,8 +187,8 @@ def _build_cost_table(benchmark_results: Mapping[str, BenchmarkResult]) -> Table
         "seconds": ("seconds", ".2f"),
     }
     rows = tuple(
-        (name, *(format(card.costs[key], style) for key, (_, style) in columns.items()))
-        for name, card in benchmark_results.items()
+        (name, *(format(result.costs[key], style) for key, (_, style) in columns.items()))
+        for name, result in benchmark_results.items()
     )
     return Table(title="Cost per question", header=("", *(label for label, _ in columns.values())), rows=rows)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from saccade.evaluation.compare import Change, Comparison
 from saccade.metrics.episode_metrics import Difference
-from saccade.metrics.looking import LOOKING_LABELS, POLICY_LABELS, Policy
+from saccade.metrics.looking import LOOKING_LABELS, POLICY_LABELS, BaselinePolicy
 from saccade.metrics.tables import Table, format_counts, format_difference, format_estimate, format_optional
 
 SLICE_TITLES = {
@@ -111,7 +111,7 @@ def _build_summary_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
         yield key, *(format_optional(s.at_k.get(key)) for s in summaries)
 
 
-def format_policy(policy: Policy | None) -> str:
+def format_policy(policy: BaselinePolicy | None) -> str:
     """Format what a baseline policy reaches: 0.31, 3.00 calls."""
     return "–" if policy is None else f"{policy.accuracy:.2f}, {policy.calls:.2f} calls"
 
@@ -142,4 +142,4 @@ def _build_change_row(change: Change) -> tuple[str, ...]:
 
 def format_significance(difference: Difference) -> str:
     """Return "yes", or "no" with the reason."""
-    return "yes" if difference.is_significant else f"no: {difference.objection}"
+    return "yes" if difference.is_significant else f"no: {difference.insignificance_reason}"

@@ -15,7 +15,7 @@ from typing import Any
 from saccade.config.load import load_recipe
 from saccade.config.schema import AlarmConfig
 from saccade.evaluation.compare import Comparison, Evaluation, compare_evaluations, read_evaluations
-from saccade.metrics.looking import NO_DECISION, POLICY_LABELS, Policy
+from saccade.metrics.looking import NO_DECISION, POLICY_LABELS, BaselinePolicy
 from saccade.metrics.metric_log import read_metric_rows
 from saccade.metrics.statistics import Estimate
 from saccade.metrics.tables import Bar, Table, format_counts, format_difference, format_estimate, format_optional
@@ -325,7 +325,7 @@ def build_results(comparison: Comparison) -> list[ReportSection]:
     ]
 
 
-def build_bar(accuracy: Estimate, constant_baseline: float | None, ceiling: Policy | None = None) -> Bar:
+def build_bar(accuracy: Estimate, constant_baseline: float | None, ceiling: BaselinePolicy | None = None) -> Bar:
     """Build the bar of an accuracy, with the constant-answer baseline and the policy without a decision as marks."""
     marks = [] if constant_baseline is None else [("constant-answer baseline", constant_baseline)]
     marks += [] if ceiling is None else [(POLICY_LABELS[NO_DECISION], ceiling.accuracy)]

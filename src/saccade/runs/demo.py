@@ -219,7 +219,7 @@ def build_headline_tables(comparison: Comparison) -> list[Table]:
         ),
         *(
             (LOOKING_LABELS[name], *(format_optional(summary.looking.get(name)) for summary in greedy), "", "")
-            for name in ("hit_rate", "visual_tokens_per_correct", "net_accuracy")
+            for name in ("frac_calls_hit", "visual_tokens_per_correct", "net_accuracy")
             if name in greedy[-1].looking
         ),
         ("format, sampled", *(f"{summary.format_compliance.mean:.2f}" for summary in sampled), "", ""),

@@ -1,4 +1,4 @@
-"""Check a file of demonstrations before a run: which of them can be learned whole, and why not the others."""
+"""Check a file of demonstrations before a run: which of them can be replayed completely, and why not the others."""
 
 import asyncio
 import os

@@ -183,7 +183,7 @@ def evaluate_benchmark(
             path.with_suffix(VERDICTS_SUFFIX).unlink(missing_ok=True)
     conditions = describe_conditions(recipe, weights or find_newest_weights(folder))
     if judge.description:
-        conditions["marked by"] = judge.description
+        conditions["graded by"] = judge.description
     if reasons := [verdict.reason for verdict in verdicts if verdict.value is None]:
         reason = truncate_text(reasons[0])
         conditions["no verdict"] = f"on {len(reasons)} answers ({reason}); the same command queries the judge again"

@@ -407,9 +407,9 @@ def sft(
 ) -> Path:
     """Fine-tune on the recipe's demonstrations from the newest checkpoint; return the last. `run`: if it is open.
 
-    `on_step` and `on_validation` receive a step and its metrics, `on_message` how many demonstrations can be learned;
-    demonstrations.json in the run folder lists the rest. Raises RunError, unless `accept_changed_data`, if the run has
-    been started with other demonstrations, validation tasks or media files.
+    `on_step` and `on_validation` receive a step and its metrics, `on_message` how many demonstrations can be replayed
+    completely; demonstration_check.json in the run folder lists the rest. Raises RunError, unless
+    `accept_changed_data`, if the run has been started with other demonstrations, validation tasks or media files.
     """
     from saccade.training import sft as sft_training
 
@@ -422,8 +422,8 @@ def sft(
         _record_data(used_run, {"data.demonstrations": (file, demonstrations)}, accepts_changes=accept_changed_data)
 
         def report_check(report: DemonstrationReport) -> None:
-            refused = dict(report.reasons_by_row)
-            used_run.write_json("demonstration_check.json", {"rows": report.num_rows, "refused": refused})
+            rejected = dict(report.reasons_by_row)
+            used_run.write_json("demonstration_check.json", {"rows": report.num_rows, "rejected": rejected})
             on_message(f"{recipe.data.demonstrations}: {report.summary}")
 
         train = functools.partial(sft_training.train, demonstrations=demonstrations, on_check=report_check)

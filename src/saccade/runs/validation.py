@@ -197,7 +197,7 @@ def compute_validation_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return the metrics of a validation in one mode: accuracy with its 95 % interval, behavior, failures."""
     scored = [outcome for group in groups for outcome in group.episodes]
     num_ungraded = sum(len(group.ungraded) for group in groups)
-    metrics: dict[str, float] = {"episodes": len(scored), "ungraded": num_ungraded / (len(scored) + num_ungraded)}
+    metrics: dict[str, float] = {"episodes": len(scored), "frac_ungraded": num_ungraded / (len(scored) + num_ungraded)}
     if not scored:  # no reward could grade one: there is no accuracy
         return metrics
     summary = summarize(scored, ungraded=num_ungraded)
@@ -215,8 +215,8 @@ def compute_validation_metrics(groups: Sequence[Group]) -> dict[str, float]:
         **estimate_at_k([[*map(get_accuracy, samples)] for samples in group_by_task(scored).values()]),
         "reward": sum(outcome.score.total for outcome in scored) / len(scored),
         **behavior,
-        "errors": summary.errors / len(scored),
-        "unanswered": summary.unanswered / len(scored),
+        "frac_errors": summary.errors / len(scored),
+        "frac_unanswered": summary.unanswered / len(scored),
         "tasks": summary.num_tasks,
         "clusters": summary.num_clusters,
     }

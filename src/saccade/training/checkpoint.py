@@ -86,7 +86,7 @@ def read_boundary(folder: Path) -> Iterator[None]:
             raise RunError(f"{message}: {error}", key=str(folder)) from error
 
 
-def is_saved(step: int, settings: SftConfig | RlConfig, *, is_validated: bool = False) -> bool:
+def should_save(step: int, settings: SftConfig | RlConfig, *, is_validated: bool = False) -> bool:
     """Return whether a stage saves a checkpoint after `step` finished steps."""
     retention = settings.checkpoints
     return (

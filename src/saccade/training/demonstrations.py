@@ -4,11 +4,11 @@ The environment runs as in RL; its engine replays the written replies. So the pr
 and sub-agent conversations of SFT equal those of RL and evaluation, token for token, and the loss mask comes from the
 ledger. Results that a demonstration records (the output of published code) stand where the environment would run calls.
 
-    demonstration ──run_episode──> episode ──find_problem──> learned whole, or refused with a reason
+    demonstration ──run_episode──> episode ──find_problem──> replayed completely or rejected with a reason
 
-A demonstration is refused if a call of it has an error result or no result, or if a reply of it is not reached: its
-next reply was not written for what the model would read. It is refused, too, if an answer of it has no end, or if the
-environment would begin a thought in a reply that has none. A thought of its own without an end is learned as written.
+A demonstration is rejected if a call of it has an error result or no result, or if a reply of it is not reached: its
+next reply was not written for what the model would read. It is rejected, too, if an answer of it has no end, or if the
+environment would begin a thought in a reply that has none. A thought of its own without an end is kept as written.
 """
 
 import functools
@@ -55,12 +55,12 @@ from saccade.utils.hashing import derive_seed
 
 MAX_CONCURRENT_CHECKS = 64
 MAX_CAUSE_CHARS = 300  # of an error result in a reason
-MAX_EXAMPLES = 5  # of refused demonstrations in a message
+MAX_EXAMPLES = 5  # of rejected demonstrations in a message
 NO_LIMIT = 2**31  # tokens
 
 
-class Refusal(StrEnum):
-    """Why a demonstration can't be learned."""
+class Rejection(StrEnum):
+    """Why a demonstration can't be replayed completely."""
 
     ENVIRONMENT = "environment"  # its task names an environment that isn't configured
     FAILED = "failed"  # its episode failed: unreadable media, a missing reply, a failed sandbox
@@ -77,9 +77,9 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a demonstration can't be learned, and the sentence about it."""
+    """Why a demonstration can't be replayed completely, and the sentence about it."""
 
-    refusal: Refusal
+    rejection: Rejection
     reason: str
 
 
@@ -143,7 +143,7 @@ async def replay_demonstration(
 ) -> list[TrainingSample]:
     """Return the conversations of a demonstration (both roles) as samples with advantage 1 on every trained token.
 
-    Raises DataError for a demonstration that can't be learned whole (see `find_problem`), or has nothing to train.
+    Raises DataError for a demonstration that can't be replayed completely (see `find_problem`), or that trains nothing.
     """
     episode, problem = await replay_episode(
         demonstration, make_environment, ctx, accept_recorded_errors=accept_recorded_errors
@@ -153,7 +153,7 @@ async def replay_demonstration(
         conversations = conversations[1:]
     trained = [conversation for conversation in conversations if conversation.ledger.sampled_tokens()]
     if problem is None and not trained:
-        problem = Problem(Refusal.NOTHING_TRAINED, "its calls reach no sub-agent")
+        problem = Problem(Rejection.NOTHING_TRAINED, "its calls reach no sub-agent")
     if problem is not None:
         task, budget = demonstration.task, demonstration.frame_budget
         frames = "" if budget is None else f" with {budget} frames"
@@ -192,7 +192,7 @@ async def replay_episode(
     num_unused = len(children.keys() - engine.used_seeds)
     if problem is None and num_unused:
         reason = f"{num_unused} of its {len(children)} sub-agents' replies belong to no call"
-        problem = Problem(Refusal.UNUSED_REPLIES, reason)
+        problem = Problem(Rejection.UNUSED_REPLIES, reason)
     return episode, problem
 
 
@@ -205,24 +205,24 @@ def find_problem(
     """
     ending = f"the episode ended with the status {episode.status.value}"
     if episode.status in ERROR_STATUSES:
-        return Problem(Refusal.FAILED, episode.error or ending)
+        return Problem(Rejection.FAILED, episode.error or ending)
     for number, turn in enumerate(episode.turns, start=1):
         if problem := find_turn_problem(demonstration, number, turn, accept_recorded_errors=accept_recorded_errors):
             return problem
     for child in episode.children:
         if child.status is not EpisodeStatus.ANSWERED:
             reason = f"a sub-agent's episode ended with the status {child.status.value}"
-            return Problem(Refusal.SUB_AGENT, reason)
+            return Problem(Rejection.SUB_AGENT, reason)
     num_turns, num_replies = len(episode.turns), len(demonstration.replies)
     last_calls = episode.turns[-1].reply.calls if episode.turns else ()
     if last_calls and not episode.turns[-1].results:
         reason = f"the calls of its reply {num_turns} of {num_replies} are not answered, since {ending}"
-        return Problem(Refusal.UNANSWERED_CALLS, f"{reason} ({num_turns - 1} tool turns)")
+        return Problem(Rejection.UNANSWERED_CALLS, f"{reason} ({num_turns - 1} tool turns)")
     if num_turns < num_replies:
         reason = f"its reply {num_turns + 1} of {num_replies} is not reached, since {ending}"
-        return Problem(Refusal.UNREACHED_REPLY, f"{reason}: {episode.error}" if episode.error else reason)
+        return Problem(Rejection.UNREACHED_REPLY, f"{reason}: {episode.error}" if episode.error else reason)
     if any(demonstration.results[num_turns:]):
-        return Problem(Refusal.SURPLUS_RESULTS, f"it has results of more turns than its {num_replies} replies")
+        return Problem(Rejection.SURPLUS_RESULTS, f"it has results of more turns than its {num_replies} replies")
     return None
 
 
@@ -235,13 +235,13 @@ def find_turn_problem(
     if prefill and first_block and not first_block.is_closed and not own_text.startswith(prefill):
         reason = f"reply {number} has no thought, and the environment begins every reply with {prefill}"
         advice = "write one, or set force_think=false among the environment's settings"
-        return Problem(Refusal.NO_THOUGHT, f"{reason}; {advice}")
+        return Problem(Rejection.NO_THOUGHT, f"{reason}; {advice}")
     if not all(block.is_closed for block in turn.reply.find_blocks(BlockKind.ANSWER)):
-        return Problem(Refusal.UNCLOSED_ANSWER, f"reply {number} has <answer> without its end")
+        return Problem(Rejection.UNCLOSED_ANSWER, f"reply {number} has <answer> without its end")
     recorded = demonstration.results[number - 1] if number <= len(demonstration.results) else ()
     if len(recorded) > len(turn.reply.calls):
         reason = f"turn {number} has {len(recorded)} results for {len(turn.reply.calls)} calls"
-        return Problem(Refusal.SURPLUS_RESULTS, reason)
+        return Problem(Rejection.SURPLUS_RESULTS, reason)
     for index, result in enumerate(turn.results):
         own_error = recorded[index].error if accept_recorded_errors and index < len(recorded) else None
         # The environment may refuse the call, and shows that in place of the recorded error.
@@ -250,7 +250,7 @@ def find_turn_problem(
             # A traceback ends with its cause.
             cause = (result.error.strip().splitlines() or [""])[-1].strip()[:MAX_CAUSE_CHARS]
             reason = f"call {index + 1} of turn {number} has an error result: {cause}"
-            return Problem(Refusal.ERROR_RESULT, reason)
+            return Problem(Rejection.ERROR_RESULT, reason)
     return None
 
 
@@ -273,7 +273,7 @@ class DemonstrationReport:
     def summary(self) -> str:
         """The counts and the first reasons in one sentence."""
         num_bad = len(self.problems_by_row)
-        counts = f"{self.num_rows - num_bad:,} of {self.num_rows:,} demonstrations can be learned whole"
+        counts = f"{self.num_rows - num_bad:,} of {self.num_rows:,} demonstrations can be replayed completely"
         rows = [f"row {row}, {reason}" for row, reason in [*self.reasons_by_row.items()][:MAX_EXAMPLES]]
         more = f"; and {num_bad - MAX_EXAMPLES:,} more" if num_bad > MAX_EXAMPLES else ""
         return f"{counts}; {num_bad:,} can't: {'; '.join(rows)}{more}" if rows else counts
@@ -299,7 +299,7 @@ async def check_demonstrations(
         try:
             make_environment = select_environment(demonstration.task)
         except DataError as error:
-            return Problem(Refusal.ENVIRONMENT, str(error))
+            return Problem(Rejection.ENVIRONMENT, str(error))
         if isinstance(ctx.renderer, MessageRenderer):
             make_environment = replace_settings(make_environment, max_context_tokens=NO_LIMIT)
         if not run_code:

@@ -180,12 +180,12 @@ async def train(
             row |= compute_update_speed(components.backbone, report, settings.epochs_per_batch, timer.train_seconds)
             row |= alarms.check(step, row)
             state = advance_trainer_state(state, queue)
-            is_saved = checkpoint.is_saved(step, settings, is_validated=validation.is_due(step))
-            if is_saved:  # no step that the metrics have is older than the last checkpoint's successor
+            is_saving = checkpoint.should_save(step, settings, is_validated=validation.is_due(step))
+            if is_saving:  # no step that the metrics have is older than the last checkpoint's successor
                 await writer.finish()
             log_step(row)
             # Before the validation, which may take long, and during which a kill would lose the steps before it.
-            if is_saved:
+            if is_saving:
                 # The episodes in progress share the process with the copy, and a write without a copy.
                 with components.clock.pause():
                     await writer.save(describe_step(folder, state))

@@ -62,8 +62,8 @@ async def train(
 
     `validation`, `alarms` and `trace` observe the training without changing a number of it. Resumes from the newest
     checkpoint there (the components must have been loaded from it). `on_check` receives the counts of demonstrations
-    that can and that can't be learned. Raises DataError without demonstrations, and for one that can't be learned
-    unless `sft.on_bad_demonstration` is skip; AlarmError if an alarm stops the training.
+    that can and can't be replayed completely. Raises DataError without demonstrations, and for one that can't be
+    replayed unless `sft.on_bad_demonstration` is skip; AlarmError if an alarm stops the training.
     """
     settings = components.recipe.sft
     retention = settings.checkpoints
@@ -124,14 +124,14 @@ async def train(
             }
             row |= alarms.check(step + 1, row)
             is_due = validation.is_due(step + 1)
-            is_saved = checkpoint.is_saved(step + 1, settings, is_validated=is_due)
-            if is_saved:  # as in `rl.train`
+            is_saving = checkpoint.should_save(step + 1, settings, is_validated=is_due)
+            if is_saving:  # as in `rl.train`
                 await writer.finish()
             log_step(row)
             progress.advance(step + 1, next_position, optimizer.num_updates)
             # Before the validation, which may take long, and during which a kill would lose the steps before it;
             # but after earlier ones, whose checkpoints can't be compared before.
-            if is_saved:
+            if is_saving:
                 await validation.finish()
                 await writer.save(progress.describe())
             await start_validation(components, validation, step + 1)
@@ -174,7 +174,7 @@ async def select_demonstrations(
     demonstrations: Sequence[Demonstration],
     on_check: Callable[[DemonstrationReport], None],
 ) -> list[Demonstration]:
-    """Return the demonstrations that can be learned whole.
+    """Return the demonstrations that can be replayed completely.
 
     Raises DataError for others if `sft.on_bad_demonstration` is refuse, and if there are no others.
     """

@@ -1,6 +1,6 @@
 """What the trainer computed for the tokens that a step trained on, on disk beside the step's episodes.
 
-    update_policy ──TokenValues──> EpisodeWriter ──thread──> episodes/rl-000012.tokens.npz ──> read_token_values
+    update_policy ──TokenValues──> EpisodeWriter ──thread──> episodes/rl-000012.token_values.npz ──> read_token_values
 
 A conversation is found by a digest of its tokens and images, so episodes of other steps may be read without it. Values
 are float16: at most 8 bytes per trained token before compression. The difference is stored rather than the trainer's
@@ -17,7 +17,7 @@ from saccade.errors import DataError, convert_errors
 from saccade.ledger import Ledger
 from saccade.utils.files import open_file
 
-SUFFIX = ".tokens.npz"
+SUFFIX = ".token_values.npz"
 _KEY_CHARS = 32  # of a digest
 
 

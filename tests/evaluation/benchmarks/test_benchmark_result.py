@@ -57,7 +57,7 @@ def some(name, folder, count, **settings):
     return benchmark, benchmark.load_tasks(write_copy(name, folder, rows), allow_incomplete=True)
 
 
-def card_of(benchmark, scored, **given):
+def build_result(benchmark, scored, **given):
     return build_benchmark_result(benchmark, scored, grade_episodes(benchmark, scored), **given)
 
 
@@ -151,7 +151,7 @@ def test_many_clusters_are_left_out_in_groups(monkeypatch):
 
 def test_no_complete_problem_is_no_mastery(tmp_path):
     benchmark, tasks = some("wemath", tmp_path, 20)  # steps alone
-    assert card_of(benchmark, [build_scored(task, "C") for task in tasks]).score == 0
+    assert build_result(benchmark, [build_scored(task, "C") for task in tasks]).score == 0
 
 
 def test_one_question_shows_nothing():
@@ -169,8 +169,8 @@ def test_samples_of_a_problem_are_separate_problems(tmp_path):
     results = grade_episodes(benchmark, scored)
     assert sorted({result.sample_index for result in results}) == [0, 1, 2]
     assert benchmark.compute_metrics(results)["score_strict"] == pytest.approx(100 / 3)
-    card = card_of(benchmark, scored)
-    assert (card.num_answers, card.num_tasks, card.num_clusters) == (3 * len(whole), len(whole), 1)
+    result = build_result(benchmark, scored)
+    assert (result.num_answers, result.num_tasks, result.num_clusters) == (3 * len(whole), len(whole), 1)
 
 
 @pytest.mark.slow
@@ -185,11 +185,11 @@ def test_rates_are_averaged_over_samples(tmp_path):
         build_scored(task, truth if i < 4 else "D")
         for i, (task, truth) in enumerate(zip(tasks, ground_truth, strict=True))
     ]
-    single = [card_of(benchmark, scored).metrics["accuracy_of_answered"] for scored in (first, second)]
+    single = [build_result(benchmark, scored).metrics["accuracy_of_answered"] for scored in (first, second)]
     assert single == [100, 50]
-    card = card_of(benchmark, [*first, *second])
-    assert card.metrics["accuracy_of_answered"] == pytest.approx(75)  # pooled, of nine answered, 5 / 9
-    assert card.metrics["accuracy"] == pytest.approx(100 * 5 / 16)
+    result = build_result(benchmark, [*first, *second])
+    assert result.metrics["accuracy_of_answered"] == pytest.approx(75)  # pooled, of nine answered, 5 / 9
+    assert result.metrics["accuracy"] == pytest.approx(100 * 5 / 16)
 
 
 # ---- contents ------------------------------------------------------------------------------------------------------
@@ -239,14 +239,20 @@ def test_fixed_denominators_and_file_round_trip(tmp_path):
         build_scored(task, "<answer>C</answer>", end=EpisodeStatus.ABORTED, error=NASTY) for task in tasks[10:20]
     ]
     scored += [build_scored(task, NASTY.lower()) for task in tasks[20:]]
-    card = card_of(benchmark, scored, conditions={"tools": "off"})
-    assert (card.num_tasks, card.num_answers, card.num_clusters, card.errors, card.unparsed) == (30, 30, 10, 10, 10)
-    assert card.score == pytest.approx(100 / 3)
-    assert card.interval[0] < card.score < card.interval[1]
-    assert card.stratum_intervals["duration"].keys() == card.strata["duration"].keys()
-    assert card.interval == pytest.approx(card.stratum_intervals["duration"]["short"])  # all of them are short
-    write_benchmark_result(results_file(tmp_path, "videomme"), card)
-    assert read_benchmark_results(tmp_path) == {"videomme": card}
+    result = build_result(benchmark, scored, conditions={"tools": "off"})
+    assert (result.num_tasks, result.num_answers, result.num_clusters, result.errors, result.unparsed) == (
+        30,
+        30,
+        10,
+        10,
+        10,
+    )
+    assert result.score == pytest.approx(100 / 3)
+    assert result.interval[0] < result.score < result.interval[1]
+    assert result.stratum_intervals["duration"].keys() == result.strata["duration"].keys()
+    assert result.interval == pytest.approx(result.stratum_intervals["duration"]["short"])  # all of them are short
+    write_benchmark_result(results_file(tmp_path, "videomme"), result)
+    assert read_benchmark_results(tmp_path) == {"videomme": result}
 
 
 def test_conditions_describe_the_evaluation():

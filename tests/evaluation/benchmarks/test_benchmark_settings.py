@@ -101,8 +101,8 @@ def test_the_report_shows_the_settings_of_its_benchmark(tmp_path, tiny_folder):
     output = " ".join(good(*words).split())
     assert "environment tool_calling, tools on, temperature 0.5, samples 2 per question" in output
     path = tmp_path / "run" / "evaluations" / "vstar.benchmark_result.json"
-    card = json.loads(path.read_text())
-    assert (card["num_answers"], card["conditions"]["samples"], card["conditions"]["temperature"]) == (
+    result = json.loads(path.read_text())
+    assert (result["num_answers"], result["conditions"]["samples"], result["conditions"]["temperature"]) == (
         2,
         "2 per question",
         "0.5",

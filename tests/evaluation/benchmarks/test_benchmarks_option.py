@@ -113,8 +113,8 @@ def test_several_evaluations_on_one_benchmark(run):
     good(*words)
     fail(RunError, *words, "--use-tools", "off", key=place / "vstar.jsonl", value=("tools",))
     assert "vstar_no_tools (strict)" in good(*words, "--use-tools", "off", "--name", "no_tools")
-    card = json.loads((place / "vstar_no_tools.benchmark_result.json").read_text())
-    assert (card["benchmark"], card["conditions"]["tools"]) == ("vstar", "off")
+    result = json.loads((place / "vstar_no_tools.benchmark_result.json").read_text())
+    assert (result["benchmark"], result["conditions"]["tools"]) == ("vstar", "off")
     assert {"vstar", "vstar_no_tools"} <= json.loads((place / "benchmarks.json").read_text())["evaluations"].keys()
     fail(DataError, *words, "--name", "a/b", key="name", value="vstar_a/b")
     # Another rule grades the stored answers.
@@ -161,8 +161,8 @@ def test_shards_of_a_benchmark_are_merged_and_reported(run):
     merged = good("eval", "merge", folder, "--benchmarks", "vstar")
     assert "vstar (strict)" in merged
     assert "Report: " in merged
-    card = json.loads((folder / "evaluations" / "vstar.benchmark_result.json").read_text())
-    assert (card["num_tasks"], card["errors"], card["conditions"]["environment"]) == (3, 1, "tool_calling")
+    result = json.loads((folder / "evaluations" / "vstar.benchmark_result.json").read_text())
+    assert (result["num_tasks"], result["errors"], result["conditions"]["environment"]) == (3, 1, "tool_calling")
     assert "vstar (lenient)" in good("eval", "merge", folder, "--benchmarks", "vstar", "--scoring", "lenient")
     assert "3 / 3" in good("eval", "merge", folder, "--name", "vstar")
     merge = ["eval", "merge", folder, "--name"]
@@ -232,13 +232,13 @@ def test_images_come_out_of_archives(run, tmp_path, monkeypatch):
     good(*words, data, "--num-tasks", 1, "--name", "local")
     assert len(list(there.rglob("*.jpg"))) == 1  # files that aren't needed stay packed
     good(*words, data, "--name", "local")
-    card = json.loads((folder / "evaluations" / "vstar_local.benchmark_result.json").read_text())
-    assert (card["num_tasks"], card["errors"]) == (3, 0)
+    result = json.loads((folder / "evaluations" / "vstar_local.benchmark_result.json").read_text())
+    assert (result["num_tasks"], result["errors"]) == (3, 0)
     with serve_hub() as site:
         site.add_dataset("craigwu/vstar_bench", {**rows, "pictures.zip": build_zip(images)})
         good(*words, "hub:main", "--hub", site.url, "--name", "hub")
-    card = json.loads((folder / "evaluations" / "vstar_hub.benchmark_result.json").read_text())
-    assert (card["num_tasks"], card["errors"]) == (3, 0)
+    result = json.loads((folder / "evaluations" / "vstar_hub.benchmark_result.json").read_text())
+    assert (result["num_tasks"], result["errors"]) == (3, 0)
 
 
 @pytest.mark.slow
@@ -265,7 +265,7 @@ def test_judge_decides_undecided_answers(run, tmp_path):
     good(*words)
     before = json.loads(path.read_text())
     assert before["judge"] == ""
-    assert "judge j" not in before["conditions"]["marked by"]
+    assert "judge j" not in before["conditions"]["graded by"]
     assert before["undecided"] == 2
     without_judge = [
         "evaluation.judge.url=http://127.0.0.1:9/v1",
@@ -281,7 +281,7 @@ def test_judge_decides_undecided_answers(run, tmp_path):
     assert after["undecided"] == 0
     assert (after["judge"], after["metrics"]) == ("j", before["upper_bounds"])
     assert "mathverse 2/2 accuracy 1.000" in output
-    assert "judge j" in after["conditions"]["marked by"]
+    assert "judge j" in after["conditions"]["graded by"]
     verdicts = folder / "evaluations" / "mathverse.verdicts.jsonl"
     assert len(verdicts.read_text().splitlines()) == before["undecided"]
     # Shards keep verdicts, and merging needs no further requests.

@@ -44,9 +44,9 @@ def test_recipe_is_evaluated_and_resumed(tmp_path, tiny_folder):
     assert (home / "evaluations" / "vstar.jsonl").read_bytes() == before
     output = good(*words, "--model", tiny_folder, "--use-tools", "off", "--name", "no_tools", "--num-tasks", 1)
     assert "vstar_no_tools (strict" in " ".join(output.split())
-    card = json.loads((home / "evaluations" / "vstar_no_tools.benchmark_result.json").read_text())
-    assert "a limited sample" in card["conditions"]
-    assert card["full_set"]["num_questions"] > card["num_tasks"] == 1
+    result = json.loads((home / "evaluations" / "vstar_no_tools.benchmark_result.json").read_text())
+    assert "a limited sample" in result["conditions"]
+    assert result["full_set"]["num_questions"] > result["num_tasks"] == 1
     assert "vstar (strict)" in good("eval", home, *words[2:-2])  # the folder is an ordinary run
     fail(DataError, "eval", *words[1:4], "--out", home, "--model", tiny_folder, key="data.test")
 

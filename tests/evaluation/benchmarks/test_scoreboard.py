@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from test_benchmark_result import NASTY, build_scored, card_of, results_file, some
+from test_benchmark_result import NASTY, build_result, build_scored, results_file, some
 
 from saccade.evaluation.benchmark_result import read_benchmark_results, write_benchmark_result
 from saccade.metrics.tables import escape_markdown
@@ -41,7 +41,7 @@ def run(tmp_path_factory):
             for i, task in enumerate(tasks)
         ]
         write_benchmark_result(
-            results_file(folder, name), card_of(benchmark, scored, conditions={"temperature": "0.7", NASTY: NASTY})
+            results_file(folder, name), build_result(benchmark, scored, conditions={"temperature": "0.7", NASTY: NASTY})
         )
     nasty = [
         build_scored(
@@ -52,7 +52,7 @@ def run(tmp_path_factory):
         )
         for i, task in enumerate(tasks)
     ]
-    write_benchmark_result(results_file(folder, "vsibench, hostile"), card_of(benchmark, nasty))
+    write_benchmark_result(results_file(folder, "vsibench, hostile"), build_result(benchmark, nasty))
     write_benchmark_report(folder, metadata={NASTY: NASTY})
     return folder
 
@@ -105,12 +105,12 @@ def test_the_page_is_well_formed_and_hostile_text_stays_text(run):
 def test_report_contents_in_all_formats(run):
     place = run / "evaluations"
     whole = json.loads((place / "benchmarks.json").read_text())
-    card = whole["evaluations"]["videomme"]
-    low, high = card["intervals"]["accuracy"]
-    score = card["metrics"]["accuracy"]
+    result = whole["evaluations"]["videomme"]
+    low, high = result["intervals"]["accuracy"]
+    score = result["metrics"]["accuracy"]
     assert score == pytest.approx(75)
     assert low < score < high
-    assert card["costs"]["visual_tokens"] == 800
+    assert result["costs"]["visual_tokens"] == 800
     page, text = ((place / f"benchmarks.{end}").read_text(encoding="utf-8") for end in ("html", "md"))
     for value in (f"{score:.2f}", f"{low:.2f}, {high:.2f}", "ParaVT-8B", "62.1", "errors", "unparsed", "text tokens"):
         assert value in page, value
@@ -127,28 +127,28 @@ def test_report_shows_samples_judge_and_errors(tmp_path):
     benchmark, tasks = some("vstar", tmp_path / "copy", 6)
     scored = [build_scored(task, "A") for task in tasks]
     scored += [build_scored(task, "", end=EpisodeStatus.ABORTED, error="the <disk> is gone") for task in tasks]
-    card = card_of(benchmark, scored, judge="a <judge>")
-    assert card.at_k.keys() == {"avg@2", "pass@2"}
-    write_benchmark_result(results_file(tmp_path, "vstar_twice"), card)
+    result = build_result(benchmark, scored, judge="a <judge>")
+    assert result.at_k.keys() == {"avg@2", "pass@2"}
+    write_benchmark_result(results_file(tmp_path, "vstar_twice"), result)
     page = write_benchmark_report(tmp_path).read_text(encoding="utf-8")
     text = (tmp_path / "evaluations" / "benchmarks.md").read_text(encoding="utf-8")
     for whole in (page, text):
-        for value in (*card.at_k, f"{card.at_k['pass@2']:.2f}", "a &lt;judge&gt;", "the &lt;disk&gt; is gone"):
+        for value in (*result.at_k, f"{result.at_k['pass@2']:.2f}", "a &lt;judge&gt;", "the &lt;disk&gt; is gone"):
             assert value in whole, value
-    own = build_evaluation_tables("vstar_twice", card, {})
+    own = build_evaluation_tables("vstar_twice", result, {})
     assert dict(own[1].rows)["answers"] == "12"
     assert dict(own[1].rows)["errors, counted as wrong"] == "6"
-    assert ("avg@2", f"{card.at_k['avg@2']:.2f}") in own[0].rows
+    assert ("avg@2", f"{result.at_k['avg@2']:.2f}") in own[0].rows
 
 
 @pytest.mark.slow
 def test_every_row_of_a_table_has_as_many_cells_as_its_header(run):
-    cards = read_benchmark_results(run)
-    others = {card.benchmark: get_reference_scores(card.benchmark) for card in cards.values()}
-    grids = build_overview_tables(cards, others)
+    results = read_benchmark_results(run)
+    others = {result.benchmark: get_reference_scores(result.benchmark) for result in results.values()}
+    grids = build_overview_tables(results, others)
     for grid in [
         *grids,
-        *(grid for name, card in cards.items() for grid in build_evaluation_tables(name, card, others)),
+        *(grid for name, result in results.items() for grid in build_evaluation_tables(name, result, others)),
     ]:
         assert {len(row) for row in grid.rows} == {len(grid.header)}, grid.title
     lines = (run / "evaluations" / "benchmarks.md").read_text(encoding="utf-8").splitlines()
@@ -173,7 +173,7 @@ def test_reference_scores_name_existing_metrics(tmp_path):
     for at, (name, settings) in enumerate(VARIANTS):
         benchmark, tasks = some(name, tmp_path / str(at), 30, **settings)
         found = get_reference_scores(benchmark.name)
-        metrics = card_of(benchmark, [build_scored(task, "x") for task in tasks[:3]]).metrics
+        metrics = build_result(benchmark, [build_scored(task, "x") for task in tasks[:3]]).metrics
         assert {reference.metric for reference in found} <= metrics.keys()
         assert all(0 < reference.value < 100 and "arXiv" in reference.source for reference in found)
         assert len({(reference.metric, reference.model) for reference in found}) == len(found)

@@ -35,7 +35,7 @@ SETTINGS = [
     "engine.settings.retry_backoff=0",
     "sampling.max_tokens=512",
 ]
-FILES = ("tasks.jsonl", "demonstrations.jsonl", "report.json", "refused.jsonl", "provenance.json")
+FILES = ("tasks.jsonl", "demonstrations.jsonl", "report.json", "rejected.jsonl", "provenance.json")
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +80,14 @@ def test_a_build_yields_tasks_that_the_video_answers(built, clips):
     report = json.loads((folder / "report.json").read_text())
     assert report["counts"]["scenes"] == report["counts"]["captions"] == 6
     assert report["counts"]["tasks"] == len(tasks)
-    assert report["refused"]["no_video"]["answerable without the video"] > 0  # one color: the teacher's constant answer
-    assert report["refused"]["few_frames"]["answerable from a few frames"] > 0
+    assert (
+        report["rejected"]["no_video"]["answerable without the video"] > 0
+    )  # one color: the teacher's constant answer
+    assert report["rejected"]["few_frames"]["answerable from a few frames"] > 0
     # What is dropped at each stage and what goes on add up.
     names = ["questions", "no_video", "few_frames", "agreement"]
     for before, stage in itertools.pairwise(names):
-        dropped = sum(report["refused"].get(stage, {}).values())
+        dropped = sum(report["rejected"].get(stage, {}).values())
         assert report["counts"][before] == report["counts"][stage] + dropped
     assert report["usage"]["captions"]["requests"] == 6
     assert sum(stage["requests"] for stage in report["usage"].values()) == len(bodies)
@@ -107,7 +109,7 @@ def test_the_files_pass_the_check_and_name_their_origin(built, clips):
         assert origin["digest"] in digests
         assert (origin["stage"], origin["teacher"]) == ("questions", "m")
         assert {"scenes", "prompts", "settings"} <= origin.keys()
-    stages = read_lines(folder / "refused.jsonl")
+    stages = read_lines(folder / "rejected.jsonl")
     assert {row["stage"] for row in stages} <= {"questions", "no_video", "few_frames", "agreement", "demonstrations"}
 
 
@@ -210,7 +212,7 @@ def check_stopped_builds(built, clips, folder, stops):
     assert received.total() - len(received) <= concurrency * num_killed
     recorded = [row["key"] for path in (folder / "stages").glob("*.jsonl") for row in read_lines(path)]
     assert len(recorded) == len({*recorded})
-    for name in ("tasks.jsonl", "demonstrations.jsonl", "refused.jsonl", "report.json"):
+    for name in ("tasks.jsonl", "demonstrations.jsonl", "rejected.jsonl", "report.json"):
         assert (folder / name).read_text() == (reference / name).read_text()
 
 
@@ -262,9 +264,9 @@ def test_nonsense_is_refused_and_counted(clips, tmp_path):
     with server(reply) as served:
         output = good(*build(served, clips, tmp_path / "out", "data_build.max_concurrency=1"))
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["refused"]["captions"] == {"the reply holds no JSON": 3}
+    assert report["rejected"]["captions"] == {"the reply holds no JSON": 3}
     assert report["counts"]["captions"] == 3
-    assert report["refused"]["questions"]["the reply holds no JSON"] >= 1
+    assert report["rejected"]["questions"]["the reply holds no JSON"] >= 1
     assert "the reply holds no JSON" in output
     assert load_tasks(tmp_path / "out" / "tasks.jsonl")
 
@@ -285,7 +287,7 @@ def test_a_teacher_with_wrong_answers_yields_no_task(clips, tmp_path):
     with server(reply) as served:
         fail(RunError, *build(served, tmp_path / "only.mp4", folder, types), key=folder)
     report = json.loads((folder / "report.json").read_text())
-    assert report["refused"]["agreement"]["the votes don't confirm the answer"] == report["counts"]["few_frames"] > 0
+    assert report["rejected"]["agreement"]["the votes don't confirm the answer"] == report["counts"]["few_frames"] > 0
     assert not (folder / "tasks.jsonl").exists()
 
 
@@ -301,7 +303,7 @@ def test_requests_that_fail_are_counted_and_sent_again(built, clips, tmp_path):
         done = run(*build(served, clips, folder))
         assert done.exit_code == 0, done.output
         received.update(json.dumps(body) for body in served.bodies)
-        num_failed = json.loads((folder / "report.json").read_text())["refused"]["captions"]["a request failed"]
+        num_failed = json.loads((folder / "report.json").read_text())["rejected"]["captions"]["a request failed"]
         assert f"{num_failed} items" in done.stderr
     with server(teach) as served:
         good(*build(served, clips, folder))
@@ -337,7 +339,7 @@ def test_a_truncated_reply_is_refused(clips, tmp_path):
     with server(reply) as served:
         fail(RunError, *build(served, clips, tmp_path / "out"), key=tmp_path / "out")
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["refused"] == {"captions": {"the reply was truncated": 6}}
+    assert report["rejected"] == {"captions": {"the reply was truncated": 6}}
 
 
 # ---- videos and arguments --------------------------------------------------------------------------------------------

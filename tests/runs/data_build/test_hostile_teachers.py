@@ -98,9 +98,9 @@ def test_nonsense_at_any_stage(stage, clip, tmp_path):
     report = check(done, tmp_path / "out", clip)
     assert next(numbers) >= len(NONSENSE)
     if stage == "captions":
-        assert sum(report["refused"]["captions"].values()) == report["counts"]["scenes"] == len(NONSENSE)
+        assert sum(report["rejected"]["captions"].values()) == report["counts"]["scenes"] == len(NONSENSE)
     if stage == "questions":
-        reasons = report["refused"]["questions"]
+        reasons = report["rejected"]["questions"]
         assert reasons["the reply was truncated"] == 2  # the two megabytes
         assert reasons["the reply holds no JSON"] >= 6
 
@@ -164,7 +164,7 @@ def test_episodes_that_can_not_be_learned_are_refused(clip, tmp_path):
     done, _ = run_build(reply, clip, tmp_path / "out", *limits)
     report = check(done, tmp_path / "out", clip, *limits)
     assert len(numbers) > len(EPISODES)
-    assert report["refused"]["demonstrations"] == collections.Counter(reason for *_, reason in EPISODES)
+    assert report["rejected"]["demonstrations"] == collections.Counter(reason for *_, reason in EPISODES)
     assert report["counts"]["demonstrations"] == len(numbers) - len(EPISODES)
 
 

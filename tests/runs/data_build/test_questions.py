@@ -19,7 +19,7 @@ from saccade.runs.data_build.questions import (
     plan_units,
     read_questions,
 )
-from saccade.runs.data_build.replies import InvalidReply, Refusal, parse_json
+from saccade.runs.data_build.replies import InvalidReply, Rejection, parse_json
 from saccade.types import AnswerType, Completion, FinishReason, Task
 
 TYPES = ("choice", "open", "number", "grounding")
@@ -146,14 +146,14 @@ def test_the_right_option_stays_right_and_is_not_always_the_first():
     ],
 )
 def test_unusable_questions_are_refused(changes, reason):
-    (refusal,) = read({**CHOICE, **changes})
-    assert isinstance(refusal, Refusal)
-    assert reason in refusal.reason
+    (rejection,) = read({**CHOICE, **changes})
+    assert isinstance(rejection, Rejection)
+    assert reason in rejection.reason
 
 
 def test_one_unusable_question_does_not_void_the_others():
     results = read("no question", CHOICE, {**CHOICE, "question": "And?"}, CHOICE, CHOICE)
-    assert [type(result) for result in results] == [Refusal, Task, Task, Task, Refusal]
+    assert [type(result) for result in results] == [Rejection, Task, Task, Task, Rejection]
     assert results[-1].reason == "more questions than requested"
 
 
@@ -185,9 +185,9 @@ def test_the_last_caption_of_a_reply_counts():
 
 def test_repeated_questions_about_a_video_are_dropped():
     tasks = read(CHOICE, {**CHOICE, "question": "WHICH color"})
-    unique, refusals = drop_repeated(tasks)
+    unique, rejections = drop_repeated(tasks)
     assert [task.id for task in unique] == [tasks[0].id]
-    assert [refusal.item for refusal in refusals] == [tasks[1].id]
+    assert [rejection.item for rejection in rejections] == [tasks[1].id]
 
 
 def test_units_are_scenes_and_pairs_whose_types_take_turns():

@@ -283,7 +283,7 @@ class Library:
                 return {"notes": [], "overview": [], "evaluations": []}
             raise
         references = {
-            card.benchmark: report.get_reference_scores(card.benchmark) for card in benchmark_results.values()
+            result.benchmark: report.get_reference_scores(result.benchmark) for result in benchmark_results.values()
         }
         scores, costs, *published = report.build_overview_tables(benchmark_results, references)
         overview = [scores, costs, *(replace(table, is_folded=True) for table in published)]
@@ -294,11 +294,11 @@ class Library:
                 {
                     "name": evaluation,
                     "tables": [
-                        *map(_describe_table, report.build_evaluation_tables(evaluation, card, references)),
-                        _describe_table(report.build_example_table(card)),
+                        *map(_describe_table, report.build_evaluation_tables(evaluation, result, references)),
+                        _describe_table(report.build_example_table(result)),
                     ],
                 }
-                for evaluation, card in benchmark_results.items()
+                for evaluation, result in benchmark_results.items()
             ],
         }
 

@@ -129,7 +129,9 @@ class RayExecutor:
         self._sync_state: Any = None
         self._num_up = self._num_lost = self._num_rerun = self._num_drivers_lost = 0
         self._wait_seconds: list[float] = []  # of the groups since the last `pop_metrics`
-        self._num_images = Counter(decoded_images=0, stored_images=0)  # of the workers, since the last `pop_metrics`
+        self._num_images = Counter(
+            decoded_images=0, images_from_store=0
+        )  # of the workers, since the last `pop_metrics`
         self._last_up, self._last_reason = 0.0, "no worker has started yet"
 
     # ---- groups ------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
     videos ─scenes─> captions ─> questions ─> no_video ─> few_frames ─> agreement ─┬─> tasks.jsonl
                                                            demonstrations.jsonl <──┘ demonstrations
-    beside them: report.json (counts and usage), refused.jsonl (what was dropped, and why), provenance.json,
+    beside them: report.json (counts and usage), rejected.jsonl (what was dropped, and why), provenance.json,
     and stages/STAGE.jsonl (scenes, and every reply of the teacher)
 
 Each stage is a pure function of the one before it and of recorded replies. So the same command continues a build that
@@ -35,7 +35,7 @@ from saccade.runs.data_build.clips import Clip, OnProgress, list_videos, load_cl
 from saccade.runs.data_build.estimate import add_usage, compute_cost, estimate_usage
 from saccade.runs.data_build.journal import StageUsage, Teacher
 from saccade.runs.data_build.questions import QuestionUnit
-from saccade.runs.data_build.replies import InvalidReply, Refusal
+from saccade.runs.data_build.replies import InvalidReply, Rejection
 from saccade.types import Demonstration, Task
 from saccade.utils.async_utils import hide_interrupted_tasks
 from saccade.utils.files import convert_file_errors
@@ -52,7 +52,7 @@ PROMPTS = {
     questions.STAGE: [questions.PROMPT, questions.RELATION, questions.RULES],
     "votes": [filters.PROMPT, filters.NO_VIDEO_PROMPT, filters.ANSWER_PROMPT],
 }
-FAILED = "a request failed"  # the reason of a refusal that the same command tries again
+FAILED = "a request failed"  # the reason of a rejection that the same command tries again
 # Settings of an engine that don't change its replies.
 _CONNECTION_SETTINGS = {
     "url",
@@ -67,28 +67,28 @@ _CONNECTION_SETTINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
-    """The counts of a build: what each stage yielded, what was refused by stage and reason, and what it cost."""
+    """The counts of a build: what each stage yielded, what was rejected by stage and reason, and what it cost."""
 
     counts: Mapping[str, int]
-    refused: Mapping[str, Mapping[str, int]]
+    rejected: Mapping[str, Mapping[str, int]]
     usage: Mapping[str, StageUsage]
     cost: float | None  # None if a price is unknown
 
     @property
     def num_failed(self) -> int:
         """How many items a failed request left out; the same command tries them again."""
-        return sum(reasons.get(FAILED, 0) for reasons in self.refused.values())
+        return sum(reasons.get(FAILED, 0) for reasons in self.rejected.values())
 
 
 @dataclass(slots=True, kw_only=True)
 class Build:
-    """The state of a build in `folder`; it starts with the clips and the refused files."""
+    """The state of a build in `folder`; it starts with the clips and the rejected files."""
 
     folder: Path
     recipe: DataBuildRecipe  # of the teacher's episodes
     sft_recipe: DataBuildRecipe  # of the training on them
     clips: Sequence[Clip]
-    refusals: list[Refusal]
+    rejections: list[Rejection]
     counts: dict[str, int] = field(default_factory=dict)
     usage: dict[str, StageUsage] = field(default_factory=dict)
 
@@ -134,7 +134,7 @@ def prepare(
 ) -> Build:
     """Cut the videos into scenes, which needs no teacher. Raises DataError or MediaError, which names the file.
 
-    With `skip_bad`, files that can't be used are refused and counted; raises RunError if none is left.
+    With `skip_bad`, files that can't be used are rejected and counted; raises RunError if none is left.
     """
     files = list_videos(paths)
     settings = recipe.data_build
@@ -146,10 +146,10 @@ def prepare(
         max_concurrency=settings.max_concurrency,
         on_progress=start_stage("scenes", len(files)),
     )
-    clips, refusals = asyncio.run(work)
+    clips, rejections = asyncio.run(work)
     if not clips:
-        raise RunError(f"none of the {len(files)} videos can be used: {refusals[0].detail}", key=refusals[0].item)
-    return Build(folder=folder, recipe=without_prefill(recipe), sft_recipe=recipe, clips=clips, refusals=refusals)
+        raise RunError(f"none of the {len(files)} videos can be used: {rejections[0].detail}", key=rejections[0].item)
+    return Build(folder=folder, recipe=without_prefill(recipe), sft_recipe=recipe, clips=clips, rejections=rejections)
 
 
 def estimate(build: Build) -> dict[str, StageUsage]:
@@ -192,7 +192,7 @@ async def _run(build: Build, start_stage: StartStage) -> BuildReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stages:
-    """The stages of a build that need the teacher; each records its counts, refusals and usage in `build`."""
+    """The stages of a build that need the teacher; each records its counts, rejections and usage in `build`."""
 
     build: Build
     components: RolloutComponents
@@ -223,7 +223,7 @@ class _Stages:
             "settings": compute_digest(used, seed),
         }
 
-        async def work(unit: QuestionUnit, teacher: Teacher) -> list[Task | Refusal]:
+        async def work(unit: QuestionUnit, teacher: Teacher) -> list[Task | Rejection]:
             return await questions.write_questions(
                 unit, settings.questions, teacher=teacher, seed=seed, provenance=provenance
             )
@@ -232,7 +232,7 @@ class _Stages:
         written = await self._run(questions.STAGE, units, work, name=lambda unit: unit.name)
         results = [result for group in written for result in group]
         tasks, repeated = questions.drop_repeated(result for result in results if isinstance(result, Task))
-        self.build.refusals += [result for result in results if isinstance(result, Refusal)] + repeated
+        self.build.rejections += [result for result in results if isinstance(result, Rejection)] + repeated
         self.build.counts[questions.STAGE] = len(tasks)
         return tasks
 
@@ -248,12 +248,12 @@ class _Stages:
         if not voting.count_votes(stage):
             return list(tasks)
 
-        async def work(task: Task, teacher: Teacher) -> Task | Refusal:
+        async def work(task: Task, teacher: Teacher) -> Task | Rejection:
             votes = await filters.collect_votes(task, stage, voting, teacher=teacher)
             if not voting.is_dropped(stage, sum(votes)):
                 return task
             detail = f"{sum(votes)} of {len(votes)} votes are right"
-            return Refusal(stage=stage, item=task.id, reason=filters.REASONS[stage], detail=detail)
+            return Rejection(stage=stage, item=task.id, reason=filters.REASONS[stage], detail=detail)
 
         return await self._run(stage, tasks, work, name=lambda task: task.id)
 
@@ -263,7 +263,7 @@ class _Stages:
             return []
         context = self.components.build_context(seed=recipe.seed)
 
-        async def work(task: Task, teacher: Teacher) -> Demonstration | Refusal:
+        async def work(task: Task, teacher: Teacher) -> Demonstration | Rejection:
             make_environment = self.components.environments(task)
             budget = draw_frame_budget(recipe.frame_budgets, run_seed=recipe.seed, epoch=0, task=task)
             return await demonstrations.demonstrate(
@@ -278,8 +278,8 @@ class _Stages:
 
         taught = await self._run(demonstrations.STAGE, tasks, work, name=lambda task: task.id)
         reasons = await demonstrations.find_all_problems(taught, self.build.sft_recipe, context)
-        self.build.refusals += [
-            Refusal(stage=demonstrations.STAGE, item=taught[row].task.id, reason="SFT can't learn it", detail=reason)
+        self.build.rejections += [
+            Rejection(stage=demonstrations.STAGE, item=taught[row].task.id, reason="SFT can't replay it", detail=reason)
             for row, reason in reasons.items()
         ]
         kept = [demonstration for row, demonstration in enumerate(taught) if row not in reasons]
@@ -290,7 +290,7 @@ class _Stages:
         self,
         stage: str,
         items: Sequence[T],
-        work: Callable[[T, Teacher], Awaitable[ResultT | Refusal]],
+        work: Callable[[T, Teacher], Awaitable[ResultT | Rejection]],
         *,
         name: Callable[[T], str],
     ) -> list[ResultT]:
@@ -300,13 +300,13 @@ class _Stages:
         engine = cast(ChatEngine, self.components.engine)
         teacher = Teacher(engine, path, identity=self.identity, max_failures=settings.max_failures)
 
-        async def attempt(item: T) -> ResultT | Refusal:
+        async def attempt(item: T) -> ResultT | Rejection:
             try:
                 return await work(item, teacher)
             except InvalidReply as error:
-                return Refusal(stage=stage, item=name(item), reason=error.reason, detail=error.detail)
+                return Rejection(stage=stage, item=name(item), reason=error.reason, detail=error.detail)
             except (EngineError, MediaError) as error:
-                return Refusal(stage=stage, item=name(item), reason=FAILED, detail=str(error))
+                return Rejection(stage=stage, item=name(item), reason=FAILED, detail=str(error))
 
         on_progress = self.start_stage(stage, len(items))
         work_items = run_items(attempt, items, max_concurrency=settings.max_concurrency, on_progress=on_progress)
@@ -322,8 +322,8 @@ class _Stages:
             await asyncio.gather(running, return_exceptions=True)
             raise
         await teacher.close()
-        yielded = [result for result in results if not isinstance(result, Refusal)]
-        self.build.refusals += [result for result in results if isinstance(result, Refusal)]
+        yielded = [result for result in results if not isinstance(result, Rejection)]
+        self.build.rejections += [result for result in results if isinstance(result, Rejection)]
         self.build.counts[stage] = len(yielded)
         self.build.usage[stage] = teacher.usage
         return yielded
@@ -356,28 +356,28 @@ def _write_provenance(build: Build, model: str) -> None:
 def _write_results(build: Build, tasks: Sequence[Task], taught: Sequence[Demonstration]) -> BuildReport:
     folder, price = build.folder, build.recipe.data_build.price
     counted: dict[str, Counter[str]] = {}
-    for refusal in build.refusals:
-        counted.setdefault(refusal.stage, Counter())[refusal.reason] += 1
+    for rejection in build.rejections:
+        counted.setdefault(rejection.stage, Counter())[rejection.reason] += 1
     report = BuildReport(
         counts={**build.counts, "tasks": len(tasks), "demonstrations": len(taught)},
-        refused=counted,
+        rejected=counted,
         usage=build.usage,
         cost=compute_cost(functools.reduce(add_usage, build.usage.values(), StageUsage()), price),
     )
     relocate = functools.partial(relativize_path, folder, root=folder)
     with convert_file_errors(folder):
         write_json(folder / "report.json", report)
-        write_jsonl(folder / "refused.jsonl", build.refusals)
+        write_jsonl(folder / "rejected.jsonl", build.rejections)
         for name, items in (("tasks.jsonl", tasks), ("demonstrations.jsonl", taught)):
             if items:
                 write_jsonl(folder / name, [map_media_paths(item, relocate) for item in items])
             else:
                 (folder / name).unlink(missing_ok=True)  # of an earlier build with other settings
     if not tasks:
-        reasons = Counter(refusal.reason for refusal in build.refusals)
+        reasons = Counter(rejection.reason for rejection in build.rejections)
         reason = f", most often because {reasons.most_common(1)[0][0]}" if reasons else ""
         raise RunError(
-            f"no question is left{reason}; {folder / 'refused.jsonl'} lists what was dropped: change data_build's "
+            f"no question is left{reason}; {folder / 'rejected.jsonl'} lists what was dropped: change data_build's "
             "settings, or the teacher, and repeat the command",
             key=str(folder),
         )

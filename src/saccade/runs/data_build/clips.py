@@ -1,4 +1,4 @@
-"""The stage of scenes: find the video files, cut them into scenes, and refuse files that can't be used."""
+"""The stage of scenes: find the video files, cut them into scenes, and reject files that can't be used."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -11,7 +11,7 @@ from saccade.errors import DataError, MediaError
 from saccade.media import hashing
 from saccade.media.scenes import Scene, find_scenes
 from saccade.runs.data_build.journal import Journal
-from saccade.runs.data_build.replies import Refusal
+from saccade.runs.data_build.replies import Rejection
 from saccade.utils.async_utils import gather_or_cancel, run_in_daemon_thread
 from saccade.utils.hashing import compute_digest
 
@@ -72,14 +72,14 @@ async def load_clips(
     skip_bad: bool,
     max_concurrency: int,
     on_progress: OnProgress,
-) -> tuple[list[Clip], list[Refusal]]:
-    """Return the clips, in order, and refusals of files that repeat another one's content or can't be decoded.
+) -> tuple[list[Clip], list[Rejection]]:
+    """Return the clips, in order, and rejections of files that repeat another one's content or can't be decoded.
 
     Unless `skip_bad`, raises MediaError, which names the file, for the first that can't.
     """
     journal = Journal(folder / "stages" / f"{STAGE}.jsonl", SceneRecord)
 
-    async def load(file: str) -> Clip | Refusal:
+    async def load(file: str) -> Clip | Rejection:
         try:
             digest = hashing.compute_file_digest(file)
             key = compute_digest(digest, settings.model_dump())
@@ -99,21 +99,21 @@ async def load_clips(
         except MediaError as error:
             if not skip_bad:
                 raise
-            return Refusal(stage=STAGE, item=file, reason="the file can't be used", detail=str(error))
+            return Rejection(stage=STAGE, item=file, reason="the file can't be used", detail=str(error))
         return Clip(path=file, record=journal.items[key])
 
     results = await run_items(load, files, max_concurrency=max_concurrency, on_progress=on_progress)
     clips: dict[str, Clip] = {}
-    refusals: list[Refusal] = []
+    rejections: list[Rejection] = []
     for result in results:
-        if isinstance(result, Refusal):
-            refusals.append(result)
+        if isinstance(result, Rejection):
+            rejections.append(result)
         elif result.record.digest in clips:
             same = clips[result.record.digest].path
-            refusals.append(Refusal(stage=STAGE, item=result.path, reason="a copy of another file", detail=same))
+            rejections.append(Rejection(stage=STAGE, item=result.path, reason="a copy of another file", detail=same))
         else:
             clips[result.record.digest] = result
-    return list(clips.values()), refusals
+    return list(clips.values()), rejections
 
 
 async def run_items(

@@ -28,7 +28,7 @@ from saccade.rewards.format_compliance import format_compliance
 from saccade.rollouts.components import apply_sft_settings
 from saccade.rollouts.runner import run_episode
 from saccade.runs.data_build.filters import is_right
-from saccade.runs.data_build.replies import Refusal
+from saccade.runs.data_build.replies import Rejection
 from saccade.training.demonstrations import check_demonstrations
 from saccade.types import BlockKind, Call, Demonstration, Episode, EpisodeStatus, Task, Turn
 from saccade.utils.hashing import derive_seed
@@ -64,7 +64,7 @@ async def demonstrate(
     attempts: int,
     require_call: bool,
     max_merged_calls: int,
-) -> Demonstration | Refusal:
+) -> Demonstration | Rejection:
     """Return the first of the teacher's episodes that can be learned from, or why the last one can't.
 
     Turns are merged up to `max_merged_calls` calls; with 0 none are. Raises EngineError if a request failed.
@@ -82,7 +82,7 @@ async def demonstrate(
                 else turns
             )
             return build_demonstration(task, turns, ctx.frame_budget)
-    return Refusal(stage=STAGE, item=task.id, reason=reason)
+    return Rejection(stage=STAGE, item=task.id, reason=reason)
 
 
 async def find_problem(episode: Episode, score_fn: ScoreFn, *, require_call: bool) -> str:

@@ -16,7 +16,7 @@ from saccade.rewards.answer_types.base import get_answer_type
 from saccade.runs.data_build.captions import CaptionedScene
 from saccade.runs.data_build.clips import Clip
 from saccade.runs.data_build.journal import Teacher
-from saccade.runs.data_build.replies import InvalidReply, Refusal, parse_json, validate
+from saccade.runs.data_build.replies import InvalidReply, Rejection, parse_json, validate
 from saccade.types import AnswerType, Media, Message, Task
 from saccade.utils.hashing import derive_seed
 
@@ -119,8 +119,8 @@ def draw_pairs(num_scenes: int, count: int, *, seed: int, digest: str) -> list[t
 
 async def write_questions(
     unit: QuestionUnit, settings: QuestionsConfig, *, teacher: Teacher, seed: int, provenance: Mapping[str, Any]
-) -> list[Task | Refusal]:
-    """Return the questions of a unit as tasks, unusable ones as refusals. Raises InvalidReply or EngineError."""
+) -> list[Task | Rejection]:
+    """Return the questions of a unit as tasks, unusable ones as rejections. Raises InvalidReply or EngineError."""
     message = Message(role="user", parts=(format_prompt(unit, settings),))
     completion = await teacher.ask((message,), settings, seed=derive_seed(seed, STAGE, unit.name))
     return read_questions(parse_json(completion), unit, settings, seed=seed, provenance=provenance)
@@ -150,8 +150,8 @@ def format_prompt(unit: QuestionUnit, settings: QuestionsConfig) -> str:
 
 def read_questions(
     values: Sequence[Any], unit: QuestionUnit, settings: QuestionsConfig, *, seed: int, provenance: Mapping[str, Any]
-) -> list[Task | Refusal]:
-    """Return the questions in the JSON of a reply as tasks, unusable ones as refusals.
+) -> list[Task | Rejection]:
+    """Return the questions in the JSON of a reply as tasks, unusable ones as rejections.
 
     They are in lists of objects, under `questions`, or objects one after another. Raises InvalidReply for none.
     """
@@ -163,7 +163,7 @@ def read_questions(
             items += value
     if not any("question" in item for item in items if isinstance(item, Mapping)):
         raise InvalidReply("the reply holds no questions", values)
-    results: list[Task | Refusal] = []
+    results: list[Task | Rejection] = []
     for index, item in enumerate(items):
         name = f"{unit.name}-{index}"
         try:
@@ -172,7 +172,7 @@ def read_questions(
             written = validate(item, WrittenQuestion, "a field is missing or has the wrong type")
             results.append(build_task(written, unit, settings, id=name, seed=seed, provenance=provenance))
         except InvalidReply as error:
-            results.append(Refusal(stage=STAGE, item=name, reason=error.reason, detail=error.detail))
+            results.append(Rejection(stage=STAGE, item=name, reason=error.reason, detail=error.detail))
     return results
 
 
@@ -248,15 +248,17 @@ def _check_window(window: tuple[float, float], unit: QuestionUnit) -> None:
         raise InvalidReply("the window is outside its scenes", f"{window} is not in {start:g} to {end:g}")
 
 
-def drop_repeated(tasks: Iterable[Task]) -> tuple[list[Task], list[Refusal]]:
-    """Return the tasks without those that repeat an earlier question about the same video, and refusals of these."""
+def drop_repeated(tasks: Iterable[Task]) -> tuple[list[Task], list[Rejection]]:
+    """Return the tasks without those that repeat an earlier question about the same video, and rejections of these."""
     unique: dict[tuple[str, str], Task] = {}
-    refusals = []
+    rejections = []
     for task in tasks:
         first = unique.setdefault((task.extras[PROVENANCE]["digest"], _fold(task.question)), task)
         if first is not task:
-            refusals.append(Refusal(stage=STAGE, item=task.id, reason="the question is repeated", detail=task.question))
-    return list(unique.values()), refusals
+            rejections.append(
+                Rejection(stage=STAGE, item=task.id, reason="the question is repeated", detail=task.question)
+            )
+    return list(unique.values()), rejections
 
 
 def _fold(text: str) -> str:

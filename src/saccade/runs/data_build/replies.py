@@ -1,4 +1,4 @@
-"""Read JSON from the teacher's replies, and refuse what isn't as requested."""
+"""Read JSON from the teacher's replies, and reject what isn't as requested."""
 
 import json
 import re
@@ -16,7 +16,7 @@ _MAX_DETAIL_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class Rejection:
     """Something that was dropped: at which stage, what, a reason that is counted, and details."""
 
     stage: str
