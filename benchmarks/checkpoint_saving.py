@@ -16,7 +16,7 @@ import torch
 from _common import describe_machine, parser, show
 
 from saccade.config.schema import CheckpointConfig, ModelConfig, OptimizerConfig
-from saccade.models.attention import Segment
+from saccade.models.attention import AttentionSpan
 from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
 from saccade.training.background import run_in_thread
@@ -60,7 +60,7 @@ class Side:
     def _update(self) -> None:
         (B, T), device = self.ids_BT.shape, self.ids_BT.device
         positions_3BT = torch.arange(T, device=device).expand(3, B, T)
-        trees = self.backbone.pack_segments([Segment(row, 0, T) for row in range(B)], T)
+        trees = self.backbone.pack_spans([AttentionSpan(row, 0, T) for row in range(B)], T)
         hidden = self.backbone.compute_hidden_states(self.ids_BT, positions_3BT, trees)
         logits = self.backbone.compute_logits(hidden[:, :-1].flatten(0, 1))
         torch.nn.functional.cross_entropy(logits, self.ids_BT[:, 1:].flatten()).backward()

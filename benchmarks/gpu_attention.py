@@ -18,7 +18,7 @@ from _common import describe_machine, parser, show
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from saccade.models.attention import PackedTrees, VarlenIndex, attend_by_segment, attend_varlen, find_segments
+from saccade.models.attention import PackedTrees, VarlenIndex, attend_by_span, attend_varlen, find_attention_spans
 
 HEADS, KV_HEADS, SIZE = 32, 8, 128
 Side = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -59,11 +59,11 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def build_sides(prefix: int, options: argparse.Namespace) -> dict[str, Side]:
     """Return the ways to compute a packed row."""
     tree_BT, branch_BT = build_labels(prefix, options.group, options.reply)
-    segments = find_segments(tree_BT, branch_BT)
-    index = VarlenIndex.build(segments, branch_BT.shape[1], torch.device(options.device))
+    spans = find_attention_spans(tree_BT, branch_BT)
+    index = VarlenIndex.build(spans, branch_BT.shape[1], torch.device(options.device))
     scale = SIZE**-0.5
     return {
-        "branchwise": functools.partial(attend_by_segment, trees=PackedTrees(segments), scale=scale),
+        "branchwise": functools.partial(attend_by_span, trees=PackedTrees(spans), scale=scale),
         "varlen": functools.partial(attend_varlen, index=index, scale=scale),
         "dense mask": functools.partial(attend_with_mask, mask=build_mask(branch_BT[0], options.device)),
     }

@@ -41,7 +41,7 @@ from saccade.algorithms.group_advantages import compute_group_advantages
 from saccade.config.load import load_recipe
 from saccade.config.schema import Recipe
 from saccade.environments.task_environments import TaskEnvironments
-from saccade.models.attention import find_segments
+from saccade.models.attention import find_attention_spans
 from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
 from saccade.rollouts.components import TrainingComponents
@@ -215,9 +215,9 @@ def model_flops(backbone: Backbone, batches: Sequence[MicroBatch]) -> float:
     mergers, _ = linear_weights(visual.merger, visual.deepstack_merger_list)
     total = 0.0
     for batch in batches:
-        segments = find_segments(batch.tree_BT, batch.branch_BT)
-        pairs = sum(segment.num_pairs for segment in segments)
-        total += sum(segment.length for segment in segments) * 2 * (W * weights + 3 * adapters)
+        spans = find_attention_spans(batch.tree_BT, batch.branch_BT)
+        pairs = sum(span.num_pairs for span in spans)
+        total += sum(span.length for span in spans) * 2 * (W * weights + 3 * adapters)
         total += 3 * 4 * text.num_hidden_layers * text.num_attention_heads * backbone.kv_cache_shape[2] * pairs
         total += W * len(batch.token_N) * 2 * text.hidden_size * text.vocab_size
         for picture in {picture.key: picture for picture in batch.images}.values():

@@ -69,19 +69,19 @@ def import_rows(folder: Path, ending: str) -> int:
     )
 
 
-def materialize_rows(folder: Path, ending: str) -> int:
+def rewrite_rows(folder: Path, ending: str) -> int:
     """Every path as a local one."""
-    from saccade.data.materialize import materialize
+    from saccade.data.rewrite_paths import rewrite_paths
 
-    return sum(one.rows for one in materialize([folder / f"rows.{ending}"], folder / "out", folder / "root"))
+    return sum(one.rows for one in rewrite_paths([folder / f"rows.{ending}"], folder / "out", folder / "root"))
 
 
 WORKS: dict[str, Callable[[Path], int]] = {
     "read a benchmark, JSONL": read_benchmark,
     "import, JSONL": lambda folder: import_rows(folder, "jsonl"),
     "import, Parquet": lambda folder: import_rows(folder, "parquet"),
-    "materialize, JSONL": lambda folder: materialize_rows(folder, "jsonl"),
-    "materialize, Parquet": lambda folder: materialize_rows(folder, "parquet"),
+    "rewrite paths, JSONL": lambda folder: rewrite_rows(folder, "jsonl"),
+    "rewrite paths, Parquet": lambda folder: rewrite_rows(folder, "parquet"),
 }
 
 

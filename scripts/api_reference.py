@@ -23,7 +23,7 @@ THEMES = {
     "Ledger",
     "Environments": "Environment Context Observation Done ToolEnvironment PixelBudget",
     "Tools": "tool ToolContext",
-    "Rewards": "Score Credit Span Ungraded ScoredEpisode Group AnswerFormat",
+    "Rewards": "Score Credit Span Ungraded ScoredEpisode Group BaseAnswerType",
     "Engines": "Engine ChatEngine GenerationRequest SamplingParams Completion FinishReason WeightSource load_renderer",
     "Training": "TrainingComponents collect build_sample pack MicroBatch train_step Optimizer",
     "Evaluation": "Benchmark Grade estimate_clustered_mean Estimate",

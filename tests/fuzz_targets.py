@@ -31,7 +31,7 @@ from saccade.config.load import RECIPES_DIR, load_recipe, parse_yaml
 from saccade.data.archives import Archive, unpack
 from saccade.data.dataset import iterate_items, require_gradable
 from saccade.data.importer import import_dataset
-from saccade.data.materialize import PathRewriter
+from saccade.data.rewrite_paths import PathRewriter
 from saccade.data.visibility import is_answerable
 from saccade.engines.remote import sglang_api, vllm_api
 from saccade.engines.remote.server import Server, ServerError, ServerRequest
@@ -827,7 +827,7 @@ SURFACES = {
     "files of demonstrations": read_demonstrations,
     "extras of tasks": read_extras,
     "published rows (importers)": import_rows,
-    "paths of media (materialize)": rewrite_paths,
+    "paths of media (rewrite-paths)": rewrite_paths,
     "archives": unpack_archive,
     "subtitles": read_subtitles,
     "pictures": read_picture,

@@ -24,8 +24,8 @@ from saccade.config.load import load_recipe, parse_yaml, read_yaml
 from saccade.data.archives import Archive, unpack
 from saccade.data.constant_baseline import compute_wording_baselines
 from saccade.data.dataset import iterate_items, require_gradable
-from saccade.data.materialize import PathRewriter
 from saccade.data.option_shuffle import restore_options
+from saccade.data.rewrite_paths import PathRewriter
 from saccade.data.source_row import read_rows
 from saccade.data.visibility import is_answerable
 from saccade.environments.openenv import Openenv

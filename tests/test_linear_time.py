@@ -12,7 +12,7 @@ from saccade.chat.message_renderer import MessageRenderer
 from saccade.chat.parser import parse_reply
 from saccade.data import conversations
 from saccade.data.conversations import SourceMessage, find_bodies
-from saccade.data.materialize import PathRewriter
+from saccade.data.rewrite_paths import PathRewriter
 from saccade.errors import ToolError
 from saccade.testing import FakeMediaLoader
 from saccade.tools.base import ToolContext

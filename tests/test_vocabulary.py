@@ -231,6 +231,11 @@ OLD_NAMES = {
     "checkpoint.is_saved": "checkpoint.should_save",
     "is_saved": "should_save",
     "objection": "insignificance_reason",
+    "AnswerFormat": "BaseAnswerType",
+    "describe_step": "build_finished_step",
+    "answer_normalization": "task_builder",
+    "data.materialize": "data.rewrite_paths",
+    "find_segments": "find_attention_spans",
     # files of a run
     "notes.json": "trainer_state.json",
     "lots.jsonl": "pending_batches.jsonl",
@@ -247,6 +252,7 @@ OLD_NAMES = {
     # the command line
     "--bench": "--benchmarks",
     "--bench-data": "--benchmark-data",
+    "data materialize": "data rewrite-paths",
 }
 OLD_NAME = re.compile(rf"(?<![\w/.])(?:{'|'.join(map(re.escape, OLD_NAMES))})(?!\w)")
 # (file, word or name): why it may stay there.

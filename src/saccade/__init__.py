@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from saccade.protocols import Observation as Observation
     from saccade.protocols import PixelBudget as PixelBudget
     from saccade.protocols import WeightSource as WeightSource
-    from saccade.rewards.answer_types.base import AnswerFormat as AnswerFormat
+    from saccade.rewards.answer_types.base import BaseAnswerType as BaseAnswerType
     from saccade.rollouts.collect import collect as collect
     from saccade.rollouts.components import TrainingComponents as TrainingComponents
     from saccade.runs.api import ask as ask

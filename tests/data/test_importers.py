@@ -10,9 +10,9 @@ from error_cases import raises
 from published_rows import EXAMPLES
 
 from saccade import plugins
-from saccade.data.answer_normalization import build_task, find_option_letter, split_options
 from saccade.data.dataset import load_demonstrations, load_tasks
 from saccade.data.source_row import SourceRow, read_rows
+from saccade.data.task_builder import build_task, find_option_letter, split_options
 from saccade.errors import ConfigError, DataError
 from saccade.rewards.answer_types.grounding import GroundingAnswer
 from saccade.types import AnswerType, MediaKind
@@ -406,7 +406,7 @@ ANSWER_TYPE = """
 import saccade
 
 
-class Shade(saccade.AnswerFormat):
+class Shade(saccade.BaseAnswerType):
     names = ("shade",)
     expected = "a shade"
     example = ("dark", "dark")

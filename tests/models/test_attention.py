@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from saccade.config.schema import ModelConfig
 from saccade.errors import ModelError
 from saccade.models import attention
-from saccade.models.attention import PackedTrees, Segment, VarlenIndex, attend_packed, find_segments
+from saccade.models.attention import AttentionSpan, PackedTrees, VarlenIndex, attend_packed, find_attention_spans
 from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
 
-KERNELS = ("branchwise", "by_segment", "varlen")
+KERNELS = ("branchwise", "by_span", "varlen")
 # Lengths of the prefix and of the branches of each tree of a row.
 ROWS = st.lists(st.lists(st.integers(0, 6), min_size=2, max_size=5), min_size=1, max_size=3)
 
@@ -51,12 +51,12 @@ def attend_each(query_N, key_S, value_S, query_bounds, key_bounds, max_q, max_k,
     return torch.cat(outputs)
 
 
-def attend(kernel, query, key, value, segments, scale, monkeypatch):
-    if kernel == "by_segment":
-        return attention.attend_by_segment(query, key, value, PackedTrees(segments), scale)
-    index = VarlenIndex.build(segments, query.shape[2], query.device) if kernel == "varlen" else None
+def attend(kernel, query, key, value, spans, scale, monkeypatch):
+    if kernel == "by_span":
+        return attention.attend_by_span(query, key, value, PackedTrees(spans), scale)
+    index = VarlenIndex.build(spans, query.shape[2], query.device) if kernel == "varlen" else None
     monkeypatch.setattr(attention.varlen, "varlen_attn", attend_each)
-    return attend_packed(query, key, value, PackedTrees(segments, index), scale)
+    return attend_packed(query, key, value, PackedTrees(spans, index), scale)
 
 
 def draw_tensors(B, T, *, heads, dtype, generator):
@@ -78,7 +78,7 @@ def test_outputs_and_gradients_equal_the_dense_mask(kernel, rows, heads):
     grad *= torch.from_numpy(tree_BT >= 0)[..., None, None]
     expected = attend_densely(*tensors, build_mask(tree_BT, branch_BT), 0.3)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        out = attend(kernel, *tensors, find_segments(tree_BT, branch_BT), 0.3, monkeypatch)
+        out = attend(kernel, *tensors, find_attention_spans(tree_BT, branch_BT), 0.3, monkeypatch)
     assert (out - expected).abs().max() <= 1e-12
     gradients = torch.autograd.grad(out, tensors, grad)
     for ours, theirs in zip(gradients, torch.autograd.grad(expected, tensors, grad), strict=True):
@@ -92,7 +92,7 @@ def test_bfloat16_is_as_close_to_the_exact_result_as_the_dense_mask(kernel, monk
     halves = [tensor.detach().to(torch.bfloat16) for tensor in exact]
     mask = build_mask(tree_BT, branch_BT)
     expected = attend_densely(*exact, mask, 0.3)
-    out = attend(kernel, *halves, find_segments(tree_BT, branch_BT), 0.3, monkeypatch)
+    out = attend(kernel, *halves, find_attention_spans(tree_BT, branch_BT), 0.3, monkeypatch)
     assert out.dtype == torch.bfloat16
     error, dense_error = ((part - expected).abs().max() for part in (out, attend_densely(*halves, mask, 0.3)))
     assert error <= 2 * dense_error
@@ -125,7 +125,7 @@ def test_no_tensor_has_as_many_numbers_as_pairs_of_tokens(backbone, row):
     tree_BT, branch_BT = lay_out([row])
     T = tree_BT.shape[1]
     ids, positions = torch.zeros(1, T, dtype=torch.long), torch.arange(T).expand(3, 1, T)
-    trees = backbone.pack_segments(find_segments(tree_BT, branch_BT), T)
+    trees = backbone.pack_spans(find_attention_spans(tree_BT, branch_BT), T)
     with LargestTensor() as largest:
         backbone.compute_hidden_states(ids, positions, trees).sum().backward()
     backbone.model.zero_grad(set_to_none=True)
@@ -138,5 +138,5 @@ def test_varlen_is_refused_where_it_has_no_kernel(backbone):
         Backbone(backbone.settings.model_copy(update=changes))
 
 
-def test_a_segment_counts_its_pairs():
-    assert [Segment(0, 5, 8, 0, 5).num_pairs, Segment(0, 5, 8).num_pairs] == [21, 6]
+def test_a_span_counts_its_pairs():
+    assert [AttentionSpan(0, 5, 8, 0, 5).num_pairs, AttentionSpan(0, 5, 8).num_pairs] == [21, 6]

@@ -17,10 +17,10 @@ from saccade.testing import check_answer_type
 from saccade.types import AnswerType
 
 ANGLE = """
-from saccade.rewards.answer_types.base import AnswerFormat
+from saccade.rewards.answer_types.base import BaseAnswerType
 
 
-class Angle(AnswerFormat):
+class Angle(BaseAnswerType):
     names = ("angle",)
     expected = "an angle in degrees"
     example = (90.0, "450")

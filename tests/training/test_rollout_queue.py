@@ -280,7 +280,7 @@ def test_the_work_of_the_trainer_does_not_count_towards_the_timeout(workspace, t
                 get_scores=ValidationSchedule().get_scores,
             )
             with components.clock.pause():
-                await writer.save(rl.describe_step(tmp_path, state))
+                await writer.save(rl.build_finished_step(tmp_path, state))
             assert checkpoint.find_newest_checkpoint(tmp_path).step == 1
         else:
             await rl.update_engine_weights(components, 1, restart_on_update)

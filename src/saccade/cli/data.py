@@ -218,8 +218,8 @@ def _unpack(
     out.print(f"wrote {escape(str(folder))}: {count} file{'s' if count != 1 else ''} written", soft_wrap=True)
 
 
-@data_app.command("materialize")
-def _materialize(
+@data_app.command("rewrite-paths")
+def _rewrite_paths(
     files: Files,
     folder: Annotated[Path, typer.Option("--out", help="The folder to write.")],
     root: Annotated[Path, typer.Option(help="The folder of the unpacked archives.")],
@@ -230,10 +230,10 @@ def _materialize(
 ) -> None:
     """Rewrite published media paths to local ones, for other programs; `--root` of `import` needs none."""
     from saccade.data.importer import get_archive_folder
-    from saccade.data.materialize import MEDIA_PREFIXES, materialize
+    from saccade.data.rewrite_paths import MEDIA_PREFIXES, rewrite_paths
 
-    with convert_file_errors(folder), show_progress("materialize") as update_progress:
-        reports = materialize(
+    with convert_file_errors(folder), show_progress("rewrite-paths") as update_progress:
+        reports = rewrite_paths(
             files,
             folder,
             root,

@@ -117,7 +117,7 @@ def _check(
         int | None, typer.Option(min=0, help="Calls of a usual tool turn; the maximum by default.")
     ] = None,
 ) -> None:
-    """Check recipes, and print the tokens, images and memory of their steps; no weights are loaded.
+    """Plan recipes: print the tokens, images and memory of their steps. `doctor` and `data check` validate files.
 
     With several GPUs, steps per hour on H100s are simulated for recipes with RL on a GPU.
     """

@@ -18,8 +18,8 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, JsonValue, ValidationInfo, model_validator
 
 from saccade.chat.parser import parse_reply
-from saccade.data.answer_normalization import build_task
 from saccade.data.source_row import RowModel, SourceRow, Text, decode_json, list_values, parse_media
+from saccade.data.task_builder import build_task
 from saccade.rewards.answer_types.base import unwrap_answer
 from saccade.types import BlockKind, Demonstration, Media, MediaKind, RecordedResult
 

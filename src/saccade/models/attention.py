@@ -8,8 +8,8 @@ No tensor has a row's length twice in its shape; on a CPU no prefix is copied fo
 FlashAttention merges blocks of keys (arXiv 2205.14135, algorithm 1): each returns the logarithm of its softmax's
 denominator; in the backward pass each call receives the merged result and the merged denominator.
 
-Axis letters: B rows, T tokens of a row, H query heads, K key-value heads, D head size, L tokens of a segment, N tokens
-of all segments, S their keys, prefixes included.
+Axis letters: B rows, T tokens of a row, H query heads, K key-value heads, D head size, L tokens of a span, N tokens
+of all spans, S their keys, prefixes included.
 """
 
 import importlib
@@ -42,7 +42,7 @@ Call = tuple[Index, Index, bool]  # queries, keys, and whether the attention is 
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class AttentionSpan:
     """Tokens [start, stop) of a row, which attend causally to each other and to all of [prefix_start, prefix_stop)."""
 
     row: int
@@ -67,16 +67,16 @@ class Segment:
         return self.length * (self.length + 1) // 2 + self.length * self.prefix_length
 
 
-def find_segments(tree_BT: np.ndarray, branch_BT: np.ndarray) -> tuple[Segment, ...]:
-    """Return the segments of packed rows, in order; padding (tree −1) is in none.
+def find_attention_spans(tree_BT: np.ndarray, branch_BT: np.ndarray) -> tuple[AttentionSpan, ...]:
+    """Return the spans of packed rows, in order; padding (tree −1) is in none.
 
-    The prefix of a tree (branch 0) is a segment, and so is each branch; the prefix and an only branch are one.
+    The prefix of a tree (branch 0) is a span, and so is each branch; the prefix and an only branch are one.
 
-    >>> segments = find_segments(np.array([[0, 0, 0, 0, 0, -1]]), np.array([[0, 0, 1, 2, 2, 0]]))
-    >>> [(segment.start, segment.stop, segment.prefix_stop) for segment in segments]
+    >>> spans = find_attention_spans(np.array([[0, 0, 0, 0, 0, -1]]), np.array([[0, 0, 1, 2, 2, 0]]))
+    >>> [(span.start, span.stop, span.prefix_stop) for span in spans]
     [(0, 2, 0), (2, 3, 2), (3, 5, 2)]
     """
-    segments: list[Segment] = []
+    spans: list[AttentionSpan] = []
     for row, (tree_T, branch_T) in enumerate(zip(tree_BT, branch_BT, strict=True)):
         changes = np.flatnonzero((np.diff(tree_T) != 0) | (np.diff(branch_T) != 0)) + 1
         bounds = itertools.pairwise((0, *changes.tolist(), len(tree_T)))
@@ -85,26 +85,27 @@ def find_segments(tree_BT: np.ndarray, branch_BT: np.ndarray) -> tuple[Segment, 
             if tree < 0:
                 continue
             if branch_T[start]:  # the tree has no prefix
-                segments += [Segment(row, *bound) for bound in ((start, stop), *branches)]
+                spans += [AttentionSpan(row, *bound) for bound in ((start, stop), *branches)]
             elif len(branches) == 1:
-                segments.append(Segment(row, start, branches[0][1]))
+                spans.append(AttentionSpan(row, start, branches[0][1]))
             else:
-                segments += [Segment(row, start, stop), *(Segment(row, *bound, start, stop) for bound in branches)]
-    return tuple(segments)
+                spans.append(AttentionSpan(row, start, stop))
+                spans += [AttentionSpan(row, *bound, start, stop) for bound in branches]
+    return tuple(spans)
 
 
 @dataclass(frozen=True)
 class PackedTrees:
-    """The segments of packed rows; with `varlen_index` their attention is computed by `attend_varlen`."""
+    """The spans of packed rows; with `varlen_index` their attention is computed by `attend_varlen`."""
 
-    segments: Sequence[Segment]
+    spans: Sequence[AttentionSpan]
     varlen_index: "VarlenIndex | None" = None
 
     @cached_property
     def calls(self) -> Sequence[Call]:
-        """Return the causal call of each segment, then one call per tree from all its branches to its prefix."""
-        calls = [(index, index, True) for s in self.segments for index in [_index(s.row, s.start, s.stop)]]
-        for (row, start, stop), branches in itertools.groupby(self.segments, key=_get_prefix):
+        """Return the causal call of each span, then one call per tree from all its branches to its prefix."""
+        calls = [(index, index, True) for s in self.spans for index in [_index(s.row, s.start, s.stop)]]
+        for (row, start, stop), branches in itertools.groupby(self.spans, key=_get_prefix):
             if stop:
                 first, *_, last = [bound for branch in branches for bound in (branch.start, branch.stop)]  # contiguous
                 calls.append((_index(row, first, last), _index(row, start, stop), False))
@@ -113,24 +114,24 @@ class PackedTrees:
 
 @dataclass(frozen=True, slots=True)
 class VarlenIndex:
-    """Where `attend_varlen` finds the segments' tokens in rows of one length, one row after the other."""
+    """Where `attend_varlen` finds the spans' tokens in rows of one length, one row after the other."""
 
     queries_N: Tensor
-    keys_S: Tensor  # of each segment: its prefix, then its own
-    query_bounds: Tensor  # of the segments in `queries_N`, int32 [segments + 1]
-    key_bounds: Tensor  # of the segments in `keys_S`
-    max_queries: int  # of a segment
+    keys_S: Tensor  # of each span: its prefix, then its own
+    query_bounds: Tensor  # of the spans in `queries_N`, int32 [spans + 1]
+    key_bounds: Tensor  # of the spans in `keys_S`
+    max_queries: int  # of a span
     max_keys: int
 
     @staticmethod
-    def build(segments: Sequence[Segment], num_tokens: int, device: torch.device) -> "VarlenIndex":
+    def build(spans: Sequence[AttentionSpan], num_tokens: int, device: torch.device) -> "VarlenIndex":
         """Build the index for rows of `num_tokens` tokens."""
 
         def index(row: int, start: int, stop: int) -> np.ndarray:
             return row * num_tokens + np.arange(start, stop)
 
-        queries = [index(s.row, s.start, s.stop) for s in segments]
-        keys = [np.concatenate([index(*_get_prefix(s)), own]) for s, own in zip(segments, queries, strict=True)]
+        queries = [index(s.row, s.start, s.stop) for s in spans]
+        keys = [np.concatenate([index(*_get_prefix(s)), own]) for s, own in zip(spans, queries, strict=True)]
         lengths = [[len(part) for part in parts] for parts in (queries, keys)]
         bounds = [np.cumsum([0, *counts], dtype=np.int32) for counts in lengths]
         arrays = (np.concatenate(queries), np.concatenate(keys), *bounds)
@@ -139,8 +140,8 @@ class VarlenIndex:
         return VarlenIndex(queries_N, keys_S, query_bounds, key_bounds, max_queries, max_keys)
 
 
-def _get_prefix(segment: Segment) -> tuple[int, int, int]:
-    return segment.row, segment.prefix_start, segment.prefix_stop
+def _get_prefix(span: AttentionSpan) -> tuple[int, int, int]:
+    return span.row, span.prefix_start, span.prefix_stop
 
 
 def _index(row: int, start: int, stop: int) -> Index:
@@ -158,7 +159,7 @@ def attend_packed(query: Tensor, key: Tensor, value: Tensor, trees: PackedTrees,
         function: Any = _BranchwiseAttention
         out_BTHD: Tensor = function.apply(query, key, value, trees, scale)
         return out_BTHD
-    return attend_by_segment(query, key, value, trees, scale)
+    return attend_by_span(query, key, value, trees, scale)
 
 
 class _BranchwiseAttention(torch.autograd.Function):
@@ -213,37 +214,37 @@ def _expand(size: int, *tensors: Tensor) -> Iterable[Tensor]:
     return (tensor.expand(size, *tensor.shape) for tensor in tensors)
 
 
-def attend_by_segment(query: Tensor, key: Tensor, value: Tensor, trees: PackedTrees, scale: float) -> Tensor:
+def attend_by_span(query: Tensor, key: Tensor, value: Tensor, trees: PackedTrees, scale: float) -> Tensor:
     """Compute what `attend_packed` does with torch's public attention.
 
-    Branches of one tree and of equal length are one call, and so are other segments of equal length.
+    Branches of one tree and of equal length are one call, and so are other spans of equal length.
     """
     B, H, T, D = query.shape
     # The kernels that support fewer heads of keys than of queries have no lower-right causal attention.
     key, value = (tensor.repeat_interleave(H // tensor.shape[1], dim=1) for tensor in (key, value))
 
-    def get_kind(segment: Segment) -> tuple[int, ...]:
-        return (segment.length, *(_get_prefix(segment) if segment.prefix_length else ()))
+    def get_kind(span: AttentionSpan) -> tuple[int, ...]:
+        return (span.length, *(_get_prefix(span) if span.prefix_length else ()))
 
-    parts: list[tuple[Segment, Tensor]] = []  # [L, H, D]
-    for (length, *prefix), group in itertools.groupby(sorted(trees.segments, key=get_kind), key=get_kind):
-        segments = list(group)
+    parts: list[tuple[AttentionSpan, Tensor]] = []  # [L, H, D]
+    for (length, *prefix), group in itertools.groupby(sorted(trees.spans, key=get_kind), key=get_kind):
+        spans = list(group)
         queries, keys, values = (
-            torch.stack([tensor[_index(s.row, s.start, s.stop)] for s in segments]) for tensor in (query, key, value)
+            torch.stack([tensor[_index(s.row, s.start, s.stop)] for s in spans]) for tensor in (query, key, value)
         )
         if prefix:
             keys, values = (
-                torch.cat([tensor[_index(*prefix)].expand(len(segments), -1, -1, -1), own], dim=2)
+                torch.cat([tensor[_index(*prefix)].expand(len(spans), -1, -1, -1), own], dim=2)
                 for tensor, own in ((key, keys), (value, values))
             )
         bias: Any = causal_lower_right(length, keys.shape[2])
         out = scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=scale)
-        parts += zip(segments, out.transpose(1, 2), strict=True)
+        parts += zip(spans, out.transpose(1, 2), strict=True)
     rows: list[list[Tensor]] = [[] for _ in range(B)]
     ends = [0] * B
-    for segment, part in sorted(parts, key=lambda pair: (pair[0].row, pair[0].start)):
-        rows[segment.row] += [query.new_zeros(segment.start - ends[segment.row], H, D), part]
-        ends[segment.row] = segment.stop
+    for span, part in sorted(parts, key=lambda pair: (pair[0].row, pair[0].start)):
+        rows[span.row] += [query.new_zeros(span.start - ends[span.row], H, D), part]
+        ends[span.row] = span.stop
     return torch.stack([torch.cat([*row, query.new_zeros(T - end, H, D)]) for row, end in zip(rows, ends, strict=True)])
 
 
@@ -257,7 +258,7 @@ def attend_varlen(query: Tensor, key: Tensor, value: Tensor, index: VarlenIndex,
     out_N = varlen.varlen_attn(
         *(query_N, key_S, value_S, index.query_bounds, index.key_bounds, index.max_queries, index.max_keys),
         scale=scale,
-        window_size=(-1, 0),  # causal: the last query of a segment sees its last key
+        window_size=(-1, 0),  # causal: the last query of a span sees its last key
         **_GROUPED,
     )
     out: Tensor = query.new_zeros(B * T, H, D).index_copy(0, index.queries_N, out_N).view(B, T, H, D)

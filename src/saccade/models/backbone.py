@@ -30,7 +30,7 @@ from saccade.config.schema import ModelConfig
 from saccade.errors import ModelError, convert_errors
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io, lora
-from saccade.models.attention import PackedTrees, Segment, VarlenIndex, attend_packed, require_varlen
+from saccade.models.attention import AttentionSpan, PackedTrees, VarlenIndex, attend_packed, require_varlen
 from saccade.models.checkpoint_files import IGNORED_FILES, METADATA_SUFFIXES, check_dtypes
 from saccade.models.policy import FeatureCache, KVStore, Policy, PolicyInputs, VisionFeatures, VisionPass
 from saccade.utils.files import read_bytes
@@ -314,10 +314,10 @@ class Backbone:
         """Return the last hidden states [B, T, D]; see `Policy.compute_hidden_states`."""
         return self.policy.compute_hidden_states(ids_BT, positions_3BT, visible, features=features, kv_store=kv_store)
 
-    def pack_segments(self, segments: Sequence[Segment], num_tokens: int) -> PackedTrees:
-        """Return the segments of rows of `num_tokens` tokens, to be computed as `settings.attention` says."""
+    def pack_spans(self, spans: Sequence[AttentionSpan], num_tokens: int) -> PackedTrees:
+        """Return the spans of rows of `num_tokens` tokens, to be computed as `settings.attention` says."""
         use_varlen = self.settings.attention == "varlen"
-        return PackedTrees(segments, VarlenIndex.build(segments, num_tokens, self.device) if use_varlen else None)
+        return PackedTrees(spans, VarlenIndex.build(spans, num_tokens, self.device) if use_varlen else None)
 
     def compute_logits(self, hidden_ND: Tensor) -> Tensor:
         """Return logits [N, V] in float32; see `Policy.compute_logits`."""
@@ -333,7 +333,7 @@ class Backbone:
         inputs = PolicyInputs(
             ids_BT=ids,
             positions_3BT=torch.from_numpy(self.renderer.compute_position_ids(full))[:, None].to(self.device),
-            trees=self.pack_segments([Segment(0, 0, length)], length),
+            trees=self.pack_spans([AttentionSpan(0, 0, length)], length),
             row_N=torch.zeros_like(logit_index_N),
             logit_index_N=logit_index_N,
             token_N=ids[0, logit_index_N + 1],

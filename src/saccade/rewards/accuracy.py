@@ -10,7 +10,7 @@ from saccade.errors import ConfigError
 from saccade.protocols import RewardResult
 from saccade.rewards.answer_types.base import (
     FOLDER,
-    AnswerFormat,
+    BaseAnswerType,
     find_plugin,
     list_answer_types,
     quote_answer,
@@ -52,7 +52,7 @@ class Accuracy:
             elif name not in list_answer_types():
                 message = f"there is no answer type {name!r}; {suggest_answer_type(name)}"
                 raise ConfigError(message, key="answer_type", value=name)
-        self._rewards_by_plugin: dict[str, AnswerFormat] = {
+        self._rewards_by_plugin: dict[str, BaseAnswerType] = {
             name: plugins.resolve(FOLDER, name, settings)() for name, settings in (answer_types or {}).items()
         }
         self._threshold, self._skip_judge_if_equal = threshold, skip_judge_if_equal
@@ -93,7 +93,7 @@ class Accuracy:
             return Score(value=1.0, reason=f"{quote_answer(episode)} equals the ground truth, so no judge was needed")
         return await maybe_await(self._judge(episode))
 
-    def _get_rule(self, name: str) -> AnswerFormat:
+    def _get_rule(self, name: str) -> BaseAnswerType:
         if name not in self._rewards_by_plugin:  # on first use, because math needs the optional package math-verify
             self._rewards_by_plugin[name] = plugins.resolve(FOLDER, name, {})()
         return self._rewards_by_plugin[name]

@@ -188,7 +188,7 @@ async def train(
             if is_saving:
                 # The episodes in progress share the process with the copy, and a write without a copy.
                 with components.clock.pause():
-                    await writer.save(describe_step(folder, state))
+                    await writer.save(build_finished_step(folder, state))
             async with save_state_on_stop(writer, state):
                 await validation.start(step, components.engine, components.backbone)
                 if validation.is_due(step):
@@ -352,7 +352,7 @@ def advance_trainer_state(state: TrainerState, rollout_queue: RolloutQueue) -> T
     )
 
 
-def describe_step(folder: Path, state: TrainerState) -> FinishedStep:
+def build_finished_step(folder: Path, state: TrainerState) -> FinishedStep:
     """Return what a checkpoint below `folder` holds of a state."""
     run = folder.resolve().parent  # paths inside it are stored relative, so that the run can be moved
     initial_weights = relativize_path(folder.resolve(), state.initial_weights_folder, run)
@@ -392,9 +392,9 @@ def save_state_on_stop(
         if writer.optimizer.num_updates != num_updates:
             return None
         if not rollout_queue:
-            return describe_step(writer.folder, state)
+            return build_finished_step(writer.folder, state)
         log_step()
-        return describe_step(writer.folder, advance_trainer_state(state, rollout_queue))
+        return build_finished_step(writer.folder, advance_trainer_state(state, rollout_queue))
 
     return save_on_stop(writer, find_unsaved)
 

@@ -93,7 +93,7 @@ async def train(
     )
 
     def find_unsaved() -> FinishedStep | None:
-        return progress.describe() if optimizer.num_updates == progress.num_updates else None
+        return progress.to_finished_step() if optimizer.num_updates == progress.num_updates else None
 
     prefix_groups = group_by_prefix(demonstrations)
     async with contextlib.AsyncExitStack() as stack:
@@ -133,7 +133,7 @@ async def train(
             # but after earlier ones, whose checkpoints can't be compared before.
             if is_saving:
                 await validation.finish()
-                await writer.save(progress.describe())
+                await writer.save(progress.to_finished_step())
             await start_validation(components, validation, step + 1)
             if is_due:
                 await writer.prune()
@@ -156,7 +156,7 @@ class Progress:
         """Record that a step has finished."""
         self.num_finished_steps, self.position, self.num_updates = num_finished_steps, position, num_updates
 
-    def describe(self) -> FinishedStep:
+    def to_finished_step(self) -> FinishedStep:
         """Return what a checkpoint of the last finished step holds."""
         return FinishedStep(step=self.num_finished_steps, trainer_state={"next_position": self.position})
 

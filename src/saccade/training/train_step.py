@@ -26,7 +26,7 @@ from saccade.algorithms.policy_loss import merge_stats
 from saccade.config.schema import RlConfig, SftConfig
 from saccade.errors import RunError, SaccadeError
 from saccade.models import checkpoint_io
-from saccade.models.attention import find_segments
+from saccade.models.attention import find_attention_spans
 from saccade.models.backbone import Backbone, LoadAllPixels, LoadPixels
 from saccade.models.policy import PolicyInputs
 from saccade.training.background import CheckCancelled
@@ -113,8 +113,8 @@ def forward(
     inputs = PolicyInputs(
         ids_BT=torch.from_numpy(micro_batch.ids_BT).to(backbone.device),
         positions_3BT=torch.from_numpy(micro_batch.positions_3BT).to(backbone.device),
-        trees=backbone.pack_segments(
-            find_segments(micro_batch.tree_BT, micro_batch.branch_BT), micro_batch.ids_BT.shape[1]
+        trees=backbone.pack_spans(
+            find_attention_spans(micro_batch.tree_BT, micro_batch.branch_BT), micro_batch.ids_BT.shape[1]
         ),
         row_N=torch.from_numpy(micro_batch.row_N).to(backbone.device),
         logit_index_N=torch.from_numpy(micro_batch.logit_index_N).to(backbone.device),

@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import AliasChoices, Field
 
-from saccade.data.answer_normalization import build_task
 from saccade.data.conversations import Messages, add_system_prompt
 from saccade.data.source_row import Images, RowModel, SourceRow, Text, Videos
+from saccade.data.task_builder import build_task
 from saccade.types import Task
 
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
-from saccade.data.answer_normalization import build_task
 from saccade.data.conversations import MEDIA_PLACEHOLDER_PATTERN, collect_extras
 from saccade.data.source_row import OPTION_LETTERS, MediaFile, RowModel, SourceRow, Text, list_values
+from saccade.data.task_builder import build_task
 from saccade.errors import DataError
 from saccade.rewards.answer_types.base import find_answer_type, find_plugin
 from saccade.types import MediaKind, Task

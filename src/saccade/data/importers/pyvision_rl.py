@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from saccade.data.answer_normalization import build_task
 from saccade.data.conversations import Messages
 from saccade.data.source_row import MediaFiles, RowModel, SourceRow, Text
+from saccade.data.task_builder import build_task
 from saccade.types import MediaKind, Task
 
 # "env_name": the row's field names the recipe's environment; or the recipe's names by the row's; None: the default one

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from saccade.data.answer_normalization import build_task
 from saccade.data.conversations import collect_extras
 from saccade.data.importers.pyvision_rl import find_declared_type
 from saccade.data.source_row import Images, RowModel, SourceRow, Text, Videos
+from saccade.data.task_builder import build_task
 from saccade.types import Task
 
 

@@ -21,7 +21,7 @@ _MAX_NUMBER = 1e308  # a JSON integer may have any number of digits
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?%?")
 
 
-class AnswerFormat(ABC):
+class BaseAnswerType(ABC):
     """An answer type. An instance, made with the type's settings, scores episodes; it may be called concurrently."""
 
     names: ClassVar[tuple[str, ...]]  # as tasks name the type, then what published datasets call it
@@ -70,27 +70,27 @@ def quote_answer(episode: Episode) -> str:
     return f"answer {answer[:_MAX_QUOTED_CHARS]!r}{'…' if len(answer) > _MAX_QUOTED_CHARS else ''}"
 
 
-_registered: dict[str, type[AnswerFormat]] = {}  # those of files that a recipe or a program names, by path
+_registered: dict[str, type[BaseAnswerType]] = {}  # those of files that a recipe or a program names, by path
 
 
-def list_answer_types() -> Mapping[str, type[AnswerFormat]]:
+def list_answer_types() -> Mapping[str, type[BaseAnswerType]]:
     """Return the packaged, installed and registered answer types by plugin name, a file's by its path."""
     return _load_packaged() | _registered
 
 
 @functools.cache
-def _load_packaged() -> dict[str, type[AnswerFormat]]:
+def _load_packaged() -> dict[str, type[BaseAnswerType]]:
     return {name: plugins.load(FOLDER, name) for name in plugins.list_plugins(FOLDER)}
 
 
-def register_file(path: str) -> type[AnswerFormat]:
+def register_file(path: str) -> type[BaseAnswerType]:
     """Load an answer type from a file, so that tasks may name it. Raises ConfigError if the file defines none.
 
     Only recipes and programs name files: a dataset that could would execute code when it is loaded.
     """
     plugin = plugins.load(FOLDER, path)
-    if not (isinstance(plugin, type) and issubclass(plugin, AnswerFormat)):
-        raise ConfigError(f"{path} must define a subclass of AnswerFormat, not {plugin!r}", key=path, value=plugin)
+    if not (isinstance(plugin, type) and issubclass(plugin, BaseAnswerType)):
+        raise ConfigError(f"{path} must define a subclass of BaseAnswerType, not {plugin!r}", key=path, value=plugin)
     if plugin.names[0] in {packaged.names[0] for packaged in _load_packaged().values()}:
         message = f"{path} defines the answer type {plugin.names[0]!r}, which exists already; choose another name"
         raise ConfigError(message, key=path, value=plugin.names[0])
@@ -124,7 +124,7 @@ def suggest_answer_type(name: str) -> str:
     return plugins.suggest(name, (plugin.names[0] for plugin in list_answer_types().values()))
 
 
-def get_answer_type(answer_type: str) -> type[AnswerFormat]:
+def get_answer_type(answer_type: str) -> type[BaseAnswerType]:
     """Return the class of a task's answer type. Raises DataError for an unknown one."""
     return list_answer_types()[find_plugin(answer_type)]
 

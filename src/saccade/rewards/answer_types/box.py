@@ -6,7 +6,7 @@ import re
 from typing import Any, ClassVar, Literal
 
 from saccade.errors import DataError
-from saccade.rewards.answer_types.base import AnswerFormat, GroundTruth, parse_numbers
+from saccade.rewards.answer_types.base import BaseAnswerType, GroundTruth, parse_numbers
 from saccade.rewards.answer_types.denials import Denials, is_retracted
 from saccade.rewards.answer_types.reader import clean_text
 from saccade.rewards.text_normalization import normalize_text
@@ -31,7 +31,7 @@ _POINT_TAG = re.compile(rf"""<point\s+x=["']({_NUMBER})["']\s+y=["']({_NUMBER})[
 _COORDINATE_RANGES = {"unit": 1.0, "percent": 100.0, "thousand": 1000.0}
 
 
-class BoxAnswer(AnswerFormat):
+class BoxAnswer(BaseAnswerType):
     """Visual search: the IoU with the ground-truth box, in [0, 1].
 
     The ground truth is (x1, y1, x2, y2): left, top, right, bottom, in pixels of the file if `task.extras` has its

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from saccade.rewards.answer_types.base import AnswerFormat, quote_answer
+from saccade.rewards.answer_types.base import BaseAnswerType, quote_answer
 from saccade.rewards.answer_types.reader import read_letter
 from saccade.types import Episode, Task
 
 OPTION_LETTERS = "ABCDEFGHIJ"
 
 
-class ChoiceAnswer(AnswerFormat):
+class ChoiceAnswer(BaseAnswerType):
     r"""Multiple choice: 1.0 if the final answer names the ground-truth option and no other, else 0.0.
 
     `reader.read_letter` reads it, ignoring markup and case: a letter alone (`B`, `(B)`, `\boxed{B`), a letter after a
@@ -41,7 +41,7 @@ class ChoiceAnswer(AnswerFormat):
 
     @classmethod
     def parse_ground_truth(cls, value: Any) -> None:
-        """Return None: a letter is found among the options (see `data.answer_normalization`)."""
+        """Return None: a letter is found among the options (see `data.task_builder`)."""
         return
 
     @classmethod

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from saccade.rewards.answer_types.base import AnswerFormat, parse_numbers, quote_answer, unwrap_answer
+from saccade.rewards.answer_types.base import BaseAnswerType, parse_numbers, quote_answer, unwrap_answer
 from saccade.rewards.answer_types.reader import read_span
 from saccade.rewards.text_normalization import normalize_text
 from saccade.types import Episode
@@ -13,7 +13,7 @@ from saccade.types import Episode
 _PUBLISHED_TIME = re.compile(r"\d+(?::\d{1,2}){0,2}(?:\.\d+)?")
 
 
-class GroundingAnswer(AnswerFormat):
+class GroundingAnswer(BaseAnswerType):
     """Temporal grounding: the IoU, in [0, 1], of the first well-formed span in the final answer and the true span.
 
     A span is two times with `-`, `to`, `and`, `until`, a comma or `, end:` between them; a time is seconds (`12.5`,

@@ -7,7 +7,7 @@ from typing import Any
 
 from saccade.config.schema import PositiveInt
 from saccade.errors import ConfigError
-from saccade.rewards.answer_types.base import AnswerFormat, parse_text
+from saccade.rewards.answer_types.base import BaseAnswerType, parse_text
 from saccade.rewards.answer_types.reader import STROKE, clean_text, find_answers
 from saccade.rewards.math_worker_pool import MathWorkerError, MathWorkerPool
 from saccade.rewards.text_normalization import ANSWER_LEAD_IN, find_boxed, normalize_text
@@ -31,7 +31,7 @@ _TEXT_COMMAND = re.compile(r"\\(?:text\w*|mbox|mathrm|mathbf|hbox)\s*\{([^{}]*)\
 _UNIT_SUFFIX = re.compile(r"(?:\s|\^\{?-?\d\}?|[/.,$)\]]|\\cdot|\\[,;! )\]])*")
 
 
-class MathAnswer(AnswerFormat):
+class MathAnswer(BaseAnswerType):
     r"""Mathematics: 1.0 if the final answer equals the ground-truth formula, else 0.0.
 
     The answer is the content of its only `\boxed{}`, else what follows "the answer is", else all of it; two

@@ -4,7 +4,7 @@ import math
 from typing import Any, Literal
 
 from saccade.config.schema import NonNegativeFloat
-from saccade.rewards.answer_types.base import AnswerFormat, parse_numbers, quote_answer
+from saccade.rewards.answer_types.base import BaseAnswerType, parse_numbers, quote_answer
 from saccade.rewards.answer_types.reader import read_number
 from saccade.types import Episode
 
@@ -12,7 +12,7 @@ _MRA_THRESHOLDS = tuple(percent / 100 for percent in range(50, 100, 5))
 _ROUNDING_TOLERANCE = 1e-9  # for binary fractions: an error of exactly 10 % must pass the 10 % threshold
 
 
-class NumberAnswer(AnswerFormat):
+class NumberAnswer(BaseAnswerType):
     """Numbers: how close the only number of the final answer is to the ground truth, in [0, 1].
 
     `mra` is the mean relative accuracy of VSI-Bench: the fraction of thresholds t in 0.50, 0.55 ... 0.95 with |answer -

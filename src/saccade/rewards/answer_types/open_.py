@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from saccade.rewards.answer_types.base import AnswerFormat, parse_text
+from saccade.rewards.answer_types.base import BaseAnswerType, parse_text
 from saccade.rewards.answer_types.denials import has_denial
 from saccade.rewards.answer_types.reader import clean_text, find_answers
 from saccade.rewards.text_normalization import normalize_and_casefold, normalize_text
@@ -37,7 +37,7 @@ _SQUAD_ARTICLE = re.compile(r"\b(a|an|the)\b")
 _SQUAD_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-class OpenAnswer(AnswerFormat):
+class OpenAnswer(BaseAnswerType):
     """Open answers: how well the words of the final answer agree with those of the ground truth, in [0, 1].
 
     `f1_precision` is 2PR / (P + R) of the two multisets of tokens times their precision P, so that naming several

@@ -8,9 +8,9 @@ from math import comb, isqrt
 from typing import Any, cast
 
 from saccade.config.schema import QuestionsConfig
-from saccade.data.answer_normalization import find_option_letter, strip_option_label
 from saccade.data.dataset import find_task_problem
 from saccade.data.option_shuffle import shuffle_options
+from saccade.data.task_builder import find_option_letter, strip_option_label
 from saccade.media.video import END_TOLERANCE
 from saccade.rewards.answer_types.base import get_answer_type
 from saccade.runs.data_build.captions import CaptionedScene

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from saccade.ledger import ImageRef
-from saccade.models.attention import find_segments
+from saccade.models.attention import find_attention_spans
 from saccade.models.backbone import LoadAllPixels
 from saccade.training.background import CheckCancelled
 from saccade.training.packing import MicroBatch
@@ -72,7 +72,7 @@ def count_micro_steps(micro_batches: Sequence[MicroBatch], num_ranks: int) -> in
 
 def estimate_cost(micro_batch: MicroBatch) -> float:
     """Return the cost of a micro-batch in tokens: padded tokens, and the pairs of a query and a key that it sees."""
-    pairs = sum(segment.num_pairs for segment in find_segments(micro_batch.tree_BT, micro_batch.branch_BT))
+    pairs = sum(span.num_pairs for span in find_attention_spans(micro_batch.tree_BT, micro_batch.branch_BT))
     return micro_batch.ids_BT.size + pairs / _PAIRS_PER_TOKEN
 
 

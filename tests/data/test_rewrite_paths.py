@@ -6,7 +6,7 @@ import pytest
 from commands import fail, good
 from published_rows import EXAMPLES
 
-from saccade.data.materialize import PathRewriter, materialize
+from saccade.data.rewrite_paths import PathRewriter, rewrite_paths
 from saccade.errors import DataError
 
 NAMES = ["longvt_source/made/a b.mp4", "museg/charades/ü.mp4", "museg/et_instruct_164k/2.mp4", "selfqa/3.mp4"]
@@ -51,7 +51,7 @@ def write_source(path, count=10):
 
 def test_paths_get_the_root_and_nothing_else_changes(tmp_path, root):
     source = write_source(tmp_path / "rows.jsonl")
-    (report,) = materialize([source], tmp_path / "out", root)
+    (report,) = rewrite_paths([source], tmp_path / "out", root)
     written = [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
     for row, original in zip(written, make_rows(10), strict=True):
         for new, old in zip(iterate_texts(row), iterate_texts(original), strict=True):
@@ -70,9 +70,9 @@ def test_paths_get_the_root_and_nothing_else_changes(tmp_path, root):
 
 def test_reverse_restores_the_file(tmp_path, root):
     source = write_source(tmp_path / "rows.jsonl")
-    materialize([source], tmp_path / "out", root)
+    rewrite_paths([source], tmp_path / "out", root)
     assert (tmp_path / "out" / "rows.jsonl").read_bytes() != source.read_bytes()
-    materialize([tmp_path / "out" / "rows.jsonl"], tmp_path / "back", root, reverse=True)
+    rewrite_paths([tmp_path / "out" / "rows.jsonl"], tmp_path / "back", root, reverse=True)
     assert (tmp_path / "back" / "rows.jsonl").read_bytes() == source.read_bytes()
 
 
@@ -88,13 +88,13 @@ def test_parquet_round_trip(tmp_path, root):
     table = table.replace_schema_metadata({"huggingface": "{}"})
     parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=700)
     table = parquet.read_table(tmp_path / "rows.parquet")
-    (report,) = materialize([tmp_path / "rows.parquet"], tmp_path / "out", root)
+    (report,) = rewrite_paths([tmp_path / "rows.parquet"], tmp_path / "out", root)
     local = parquet.read_table(tmp_path / "out" / "rows.parquet")
     assert report.rows == 1000
     assert local.schema.equals(table.schema, check_metadata=True)
     assert local["videos"][1].as_py()[0]["video"] == f"{root}/museg/charades/ü.mp4"
     assert local["image"] == table["image"]
-    materialize([tmp_path / "out" / "rows.parquet"], tmp_path / "back", root, reverse=True)
+    rewrite_paths([tmp_path / "out" / "rows.parquet"], tmp_path / "back", root, reverse=True)
     back = parquet.read_table(tmp_path / "back" / "rows.parquet")
     assert back.equals(table)
     assert back.schema.equals(table.schema, check_metadata=True)
@@ -135,7 +135,7 @@ def test_escaped_slashes():
 
 def test_missing_media_are_checked_again(tmp_path, root):
     source = write_source(tmp_path / "rows.jsonl")
-    words = ["data", "materialize", source, "--root", root, "--out", tmp_path / "out"]
+    words = ["data", "rewrite-paths", source, "--root", root, "--out", tmp_path / "out"]
     assert "selfqa: 6 paths, 1 " in good(*words)
     assert (tmp_path / "out" / "rows.jsonl.missing.txt").read_text().splitlines() == NAMES[2:]
     (root / "selfqa").mkdir()
@@ -147,23 +147,25 @@ def test_missing_media_are_checked_again(tmp_path, root):
 def test_invalid_arguments_are_errors(tmp_path, root):
     source = write_source(tmp_path / "rows.jsonl")
     out = ["--out", tmp_path / "out"]
-    fail(DataError, "data", "materialize", source, "--root", tmp_path / "none", *out, key=tmp_path / "none")
-    fail(DataError, "data", "materialize", tmp_path / "x.jsonl", "--root", root, *out, key=tmp_path / "x.jsonl")
-    fail(DataError, "data", "materialize", source, "--root", root, "--out", tmp_path, key=source)
+    fail(DataError, "data", "rewrite-paths", source, "--root", tmp_path / "none", *out, key=tmp_path / "none")
+    fail(DataError, "data", "rewrite-paths", tmp_path / "x.jsonl", "--root", root, *out, key=tmp_path / "x.jsonl")
+    fail(DataError, "data", "rewrite-paths", source, "--root", root, "--out", tmp_path, key=source)
     (tmp_path / "a.txt").write_text("x")
-    fail(DataError, "data", "materialize", tmp_path / "a.txt", "--root", root, *out, key=tmp_path / "a.txt")
+    fail(DataError, "data", "rewrite-paths", tmp_path / "a.txt", "--root", root, *out, key=tmp_path / "a.txt")
     (tmp_path / 'a"b').mkdir()
-    fail(DataError, "data", "materialize", source, "--root", tmp_path / 'a"b', *out, key=tmp_path / 'a"b')
+    fail(DataError, "data", "rewrite-paths", source, "--root", tmp_path / 'a"b', *out, key=tmp_path / 'a"b')
     source.write_bytes(b'{"a": "\xff"}\n')
-    fail(DataError, "data", "materialize", source, "--root", root, *out, key=f"{source}, line 1")
-    fail(DataError, "data", "materialize", root, "--root", root, *out, key=root)
+    fail(DataError, "data", "rewrite-paths", source, "--root", root, *out, key=f"{source}, line 1")
+    fail(DataError, "data", "rewrite-paths", root, "--root", root, *out, key=root)
 
 
 def test_truncated_file_is_an_error_with_its_line(tmp_path, root):
     source = write_source(tmp_path / "rows.jsonl", 45)
     full = source.read_bytes()
     source.write_bytes(full[:-20])
-    fail(DataError, "data", "materialize", source, "--root", root, "--out", tmp_path / "out", key=f"{source}, line 45")
+    fail(
+        DataError, "data", "rewrite-paths", source, "--root", root, "--out", tmp_path / "out", key=f"{source}, line 45"
+    )
     assert not (tmp_path / "out" / "rows.jsonl").exists()
     source.write_bytes(b"\xef\xbb\xbf" + full)  # a byte order mark is accepted
-    good("data", "materialize", source, "--root", root, "--out", tmp_path / "out")
+    good("data", "rewrite-paths", source, "--root", root, "--out", tmp_path / "out")

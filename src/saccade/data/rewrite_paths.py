@@ -95,7 +95,7 @@ class MaterializeReport:
     missing_files: tuple[str, ...]
 
 
-def materialize(
+def rewrite_paths(
     sources: Sequence[Path],
     folder: Path,
     media_root: Path,
