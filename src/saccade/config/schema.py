@@ -164,7 +164,8 @@ ImageQuestion = Literal["colour", "digit", "letter", "which", "count", "where"]
 class SyntheticImageConfig(Section):
     """Parameters of synthetic images: objects with symbols too small to read in an overview.
 
-    With `synthetic.media=image` all other keys of `synthetic` but the split sizes and `demonstrations` are ignored.
+    With `synthetic.media=image` only these keys, the split sizes, `demonstrations` and `tasks` have an effect, and with
+    `synthetic.tasks=map` also `needles`.
     """
 
     image_size: Annotated[int, Field(ge=1, le=8192)] = 320  # side of an image, pixels
@@ -429,9 +430,9 @@ class EnvironmentConfig(PluginConfig):
 
 
 class SamplingConfig(Section):
-    """How replies are sampled during training."""
+    """How replies are sampled. `max_tokens` and `episode_timeout` hold in evaluations and `saccade ask`, too."""
 
-    temperature: NonNegativeFloat = 1.0  # sampling temperature; 0 = greedy
+    temperature: NonNegativeFloat = 1.0  # sampling temperature of RL; 0 = greedy. Evaluations have their own
     max_tokens: PositiveInt = 256  # longest reply, tokens per turn
     episode_timeout: NonNegativeFloat = 0.0  # time after which an episode is aborted, seconds; 0 = no limit
 
@@ -848,7 +849,7 @@ class Recipe(Section):
     environments: dict[str, EnvironmentConfig] = Field(default_factory=dict)
     engine: PluginConfig = PluginConfig(name="local")  # inference engine
     rollouts: RolloutsConfig = RolloutsConfig()  # where episodes run
-    sampling: SamplingConfig = SamplingConfig()  # sampling of replies during training
+    sampling: SamplingConfig = SamplingConfig()  # sampling of replies
     # numbers of frames in a prompt (frame budgets), of which one is drawn per prompt and epoch; empty = the
     # environment's num_frames
     frame_budgets: tuple[PositiveInt, ...] = ()

@@ -1,11 +1,11 @@
 """Select the tasks of an evaluation and their frame budgets, identically on every machine.
 
-A limit is spread evenly over strata, which are tables in order: the rows of the first table get equally many tasks,
-within each of them so do the rows of the second, and so on; a row without further tasks leaves its share to the others.
-The mean over a limited evaluation therefore weights rows equally, regardless of their sizes in the full set;
+A limit is spread evenly over strata, which are nested: the labels of the first table get equally many tasks, within
+each of them so do the labels of the second, and so on; a stratum without further tasks leaves its share to the others.
+The mean over a limited evaluation therefore weights strata equally, regardless of their sizes in the full set;
 `StratifiedWeights` give each task's weight in an estimate of the full set: each sampled task counts as often as there
 are tasks of its stratum per sampled one (the weights of a stratified sample; Cochran 1977, Sampling Techniques, section
-5.2). A stratum without a sampled task is represented by the others of its parent row. The file
+5.2). A stratum without a sampled task is represented by the others of its parent stratum. The file
 `<results>.stratum_weights.json` stores the weights next to the results.
 """
 
@@ -118,7 +118,7 @@ class Subset:
                 value=str(shard),
             )
 
-        # Assigned round-robin, like frame budgets: in this order the units of a row are adjacent, in every table.
+        # Assigned round-robin, like frame budgets: in this order the units of a label are adjacent, in every table.
         def get_rank(name: str) -> tuple[list[list[str]], str]:
             return [_get_unit_labels(units[name], names) for names in self.strata], compute_digest("shard", name)
 
@@ -177,7 +177,7 @@ FULL_SET = Subset()
 def _interleave_strata(
     units: Sequence[list[Task]], strata: Sequence[StratumFn], stratum_path: tuple[str, ...] = ()
 ) -> list[list[Task]]:
-    """Order units so that every prefix is even over the strata; `stratum_path` holds the enclosing rows."""
+    """Order units so that every prefix is even over the strata; `stratum_path` holds the enclosing labels."""
     if not strata:
         return list(units)
     rows: defaultdict[str, list[list[Task]]] = defaultdict(list)
@@ -187,13 +187,13 @@ def _interleave_strata(
     queues = {
         name: iter(_interleave_strata(members, strata[1:], (*stratum_path, name))) for name, members in rows.items()
     }
-    # Ties break differently under each path, so that no row comes first everywhere.
+    # Ties break differently under each path, so that no label comes first everywhere.
     ties = {name: compute_digest("limit", *stratum_path, name) for name in rows}
     counts, taken = dict.fromkeys(rows, 0), set[str]()
     order: list[list[Task]] = []
     while queues:
         name = min(queues, key=lambda name: (counts[name], ties[name]))
-        # A unit may be in several rows.
+        # A unit may have several labels.
         selected = next((unit for unit in queues[name] if unit[0].id not in taken), None)
         if selected is None:
             del queues[name]
@@ -224,13 +224,13 @@ def compute_stratified_weights(
 ) -> tuple[dict[str, float], set[str]]:
     """Return how many units each sampled unit represents, and the units of strata without a sampled one.
 
-    `stratum_paths` maps all units to their rows in each table, the first table first.
+    `stratum_paths` maps all units to their labels in each table, the first table first.
     """
     weights: dict[str, float] = {}
     uncovered: set[str] = set()
 
     def distribute(units: Sequence[str], count: float, depth: int) -> None:
-        """Let the sampled ones of `units` represent `count` units, divided by their rows in the tables from `depth`."""
+        """Let the sampled ones of `units` represent `count` units, divided by their labels from table `depth` on."""
         if depth == len(stratum_paths[units[0]]):
             selected = [unit for unit in units if unit in sampled]
             weights.update(dict.fromkeys(selected, count / len(selected)))

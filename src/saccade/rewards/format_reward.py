@@ -28,23 +28,21 @@ def format_reward(
     """Return R_fmt (ParaVT, arXiv 2605.20342) from the blocks of the main agent's turns: at most 1.0, possibly
     negative.
 
-    `anchored` = base + `anchor_weight` * anchor + balance; `anchor_weight` = 0 is the vanilla reward. The terms:
+    With `mode: anchored` the reward is base + `anchor_weight` * anchor + balance. `anchor_weight` = 0 is the vanilla
+    reward.
 
-      base     0.2 substantive think, 0.5 non-blank closed answer (without `answer_suffix` 0.3 each), 0.3 think precedes
-               a parseable call;
-      anchor   `alpha` think closed and substantive, `beta` full flow, minus `gamma` think left open;
-      balance  0.1 if balanced and the rest is above 0.
+      base     + 0.2 if some think block is substantive
+               + 0.5 if some answer block is complete (without `answer_suffix` 0.3 for each of these two)
+               + 0.3 if in some turn a complete think block precedes a call that parses, in any call format, run or not
+      anchor   - `gamma` if a think block of any turn is open, and nothing else; otherwise
+               + `alpha` if some think block is substantive
+               + `beta` if in some turn a complete think block precedes a complete answer block
+      balance  0.1 if base + anchor is above 0 and every turn is balanced
 
-    The conditions, each evaluated over all turns of the episode:
-
-      substantive  a THINK block, open or closed, of 10 or more characters without surrounding blanks;
-      answer       a closed ANSWER block whose body is not blank; one that was opened and never closed earns nothing;
-      precedes     in ONE turn a closed non-blank THINK block precedes a CALL block whose call parsed, in any call
-                   format; whether the call ran makes no difference here;
-      left open    a THINK block that is not closed, in any turn; then no think counts as closed for the anchor;
-      full flow    nothing left open, and in one turn a closed non-blank THINK before a closed non-blank answer;
-      balanced     every THINK, CALL and ANSWER block is closed, there is no UNMATCHED_TAG, and the bodies (except
-                   those of calls) quote as many opening as closing tags, in every turn.
+    A block is open if its end tag is missing. It is complete if it has its end tag and its body is not blank. A think
+    block, open or not, is substantive if its body has at least 10 characters, surrounding blanks not counted. A turn is
+    balanced if no think, call or answer block is open, no end tag is unmatched, and every body, calls excepted,
+    has as many opening as closing tags of each kind.
 
     Invisible characters, such as a zero-width space, don't count, and a body of those alone is blank. A THINK block
     that the prefill opened counts like any other; with `count_prefilled_think` false the prefill is hidden from this

@@ -43,8 +43,9 @@ class RolloutRecord:
     group: int  # index of its group among those started for the step
     index: int  # its index among the group's records
     # kept = the trainer received it; dropped = a filter removed it; ungraded = it has no score; greedy_baseline = its
-    # reward is subtracted from the others'; discarded = it ended in a group that over-provisioning then cancelled;
-    # cancelled = it had not ended there, so it has no turns
+    # reward is subtracted from the others'; discarded = it had ended when its group was cancelled
+    # (rl.selection.over_provision, rl.on_stale_group); cancelled = it had not ended then, so it has no turns;
+    # validation = an episode of a validation
     outcome: Outcome
     reason: str = ""  # name of the filter that dropped it, or why it has no score
     mode: str = ""  # of a validation: greedy or sampled

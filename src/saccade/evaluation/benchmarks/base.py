@@ -78,7 +78,7 @@ class GradedAnswer:
 
 
 GradeFn = Callable[[str, Task], Grade]  # a final answer and its task to a grade
-StratumFn = Callable[[Task], str | Sequence[str] | None]  # a task to its rows of a table; None: it is in none
+StratumFn = Callable[[Task], str | Sequence[str] | None]  # a task to its labels in a table; None: it is in none
 MetricsFn = Callable[[Sequence[GradedAnswer]], dict[str, float]]  # all answers to metrics in percent
 
 
@@ -108,7 +108,7 @@ class StratumScore:
 
 
 def get_stratum_labels(stratum_fn: StratumFn, task: Task) -> tuple[str, ...]:
-    """Return the rows of one table that a task belongs to."""
+    """Return the labels of a task in one table."""
     labels = stratum_fn(task)
     return () if labels is None else (labels,) if isinstance(labels, str) else tuple(labels)
 
@@ -198,7 +198,10 @@ class Benchmark:
     grade_lenient: GradeFn = grade_choice_lenient  # ignores case, formatting and phrases
     primary_metric: str = "accuracy"  # the metric that it is known by
     compute_metrics: MetricsFn = compute_accuracy  # percentages, each answer by its weight (`compute_weighted_mean`)
-    strata: Mapping[str, StratumFn] = field(default_factory=dict)  # tables: the labels of a task's rows, by table
+    # the tables of scores by a property of the tasks, such as duration, by name: each function returns the label of a
+    # task, several labels, or None for a task that is not in the table. `--num-tasks` spreads tasks evenly over the
+    # labels, in the order of the tables
+    strata: Mapping[str, StratumFn] = field(default_factory=dict)
     stratum_sizes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # published numbers of tasks, by label
     # tasks with the same key are dependent, as those about one video are: intervals are over clusters
     cluster_key: Callable[[Task], str] = get_media_key
