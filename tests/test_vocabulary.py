@@ -166,6 +166,8 @@ OLD_NAMES = {
     "rewards.accuracy.correct": "rewards.accuracy.is_accuracy",
     "correct_negative": "drop_correct_negative",
     "tool_image": "require_tool_image",
+    "reads_costly": "direct_answers_call_penalty",
+    "initial_checkpoints/usual": "initial_checkpoints/base_sft",
     # metrics
     "tool_share": "frac_with_tool_call",
     "calls/leaked": "calls/python_style",

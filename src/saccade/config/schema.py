@@ -164,8 +164,8 @@ ImageQuestion = Literal["colour", "digit", "letter", "which", "count", "where"]
 class SyntheticImageConfig(Section):
     """Parameters of synthetic images: objects with symbols too small to read in an overview.
 
-    With `synthetic.media=image` only these keys, the split sizes, `demonstrations` and `tasks` have an effect, and with
-    `synthetic.tasks=map` also `needles`.
+    With `synthetic.media=image` only these keys, the split sizes, `demonstrations` and `tasks` have an effect, and for
+    the tasks `map` also `needles`.
     """
 
     image_size: Annotated[int, Field(ge=1, le=8192)] = 320  # side of an image, pixels

@@ -8,9 +8,9 @@ steps: 4
 baseline: plain
 settings: [rl.save_every=1]
 initial_checkpoints:
-  usual: {steps: 4}
+  base_sft: {steps: 4}
   other:
-    continues_from: usual
+    continues_from: base_sft
     steps: 2
     python_style_fraction: 0.5
     unclosed_think_fraction: 0.5

@@ -110,10 +110,10 @@ def test_what_sub_agents_practice_stays(seed_folder):
 
 
 def test_direct_traces_are_a_matter_of_the_start(seed_folder):
-    folder = seed_folder / "starts" / "usual"
+    folder = seed_folder / "starts" / "base_sft"
     tasks, recipe = (
         seed_folder / "dataset/train/tasks.jsonl",
-        Ablation.from_spec("gating").build_initial_checkpoint_recipe("usual"),
+        Ablation.from_spec("gating").build_initial_checkpoint_recipe("base_sft"),
     )
     counts = {}
     for share in (0.0, 1.0):
@@ -131,7 +131,7 @@ def test_direct_traces_are_a_matter_of_the_start(seed_folder):
 
 
 def test_rewritten_traces_are_learned_token_for_token(demo, tiny_folder):
-    recipe = Ablation.from_spec("dispatch").build_initial_checkpoint_recipe("one_by_one")
+    recipe = Ablation.from_spec("dispatch").build_initial_checkpoint_recipe("one_call_per_turn")
     stage = TrainingComponents.from_recipe(
         recipe.model_copy(update={"model": ModelConfig(path=tiny_folder, num_threads=1)})
     )
@@ -152,7 +152,7 @@ def test_rewritten_traces_are_learned_token_for_token(demo, tiny_folder):
 
 
 def test_only_the_trained_form_with_closed_thinking_is_compliant(demo, tiny_folder):
-    recipe = Ablation.from_spec("dispatch").build_initial_checkpoint_recipe("one_by_one")
+    recipe = Ablation.from_spec("dispatch").build_initial_checkpoint_recipe("one_call_per_turn")
     stage = TrainingComponents.from_recipe(
         recipe.model_copy(update={"model": ModelConfig(path=tiny_folder, num_threads=1)})
     )

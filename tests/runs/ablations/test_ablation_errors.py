@@ -30,7 +30,7 @@ def test_plan_writes_nothing(tmp_path):
         (["anchorin"], "ablation", "'anchoring'"),
         (["nowhere.yaml"], "nowhere.yaml", ""),
         (["gating", "--seeds", 0], "--seeds", "1"),
-        (["gating", "--condition", "usal"], "--condition", "'usual'"),
+        (["gating", "--condition", "base_sf"], "--condition", "'base_sft'"),
         (["gating", "rl.stepz=3"], "rl.stepz", "rl.steps"),
         (["gating", "rl.steps=many"], "rl.steps", ""),
         (["gating", "environment.settings.max_tool_turn=3"], "environment.settings.max_tool_turn", "'max_tool_turns'"),

@@ -113,8 +113,8 @@ def test_report_has_metadata(build_ablation, tmp_path):
 
 def test_report_names_every_initial_checkpoint(build_ablation):
     rows = {name: settings for name, _, settings in describe_components(build_ablation(conditions=["two"]))}
-    assert "continues_from: usual" in rows["initial checkpoint: other"]
-    assert rows["initial checkpoint: usual"] == "4 steps of SFT"
+    assert "continues_from: base_sft" in rows["initial checkpoint: other"]
+    assert rows["initial checkpoint: base_sft"] == "4 steps of SFT"
 
 
 def test_curve_titles():

@@ -69,7 +69,7 @@ def test_variants_share_dataset_weights_and_tasks(folder, num_seeds):
         runs = {arm: Run.open(folder / f"seed-{seed}/one/{arm}") for arm in ("plain", "hot")}
         recipes = [run.recipe for run in runs.values()]
         stored = [read_yaml(run.path / "recipe.yaml")["model"]["path"] for run in runs.values()]
-        assert stored[0] == stored[1] == "../../initial_checkpoints/usual/sft/step-000004"
+        assert stored[0] == stored[1] == "../../initial_checkpoints/base_sft/sft/step-000004"
         assert recipes[0].model.path == recipes[1].model.path
         assert recipes[0].data == recipes[1].data
         assert recipes[0].seed == seed
@@ -210,7 +210,7 @@ def test_an_interrupted_and_killed_ablation_resumes_to_the_same_results(path, fo
     ablation = Ablation.from_spec(str(path), settings=SMALL, seeds=1, conditions=["one"])
     if is_interrupted:
         stopped = start_ablation(path, out, *more)
-        wait_for(lambda: (out / "seed-0/initial_checkpoints/usual/metrics.jsonl").exists(), stopped)
+        wait_for(lambda: (out / "seed-0/initial_checkpoints/base_sft/metrics.jsonl").exists(), stopped)
         stopped.send_signal(signal.SIGINT)
         output = stopped.communicate()[0]
         assert stopped.returncode == 130

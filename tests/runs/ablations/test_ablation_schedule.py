@@ -66,10 +66,10 @@ def test_quick_is_one_seed_of_a_part(path):
 
 def test_initial_checkpoints_have_no_think_prefill(path):
     ablation = Ablation.from_spec(path)
-    assert ablation.build_initial_checkpoint_recipe("usual").environment.settings["force_think"] is False
+    assert ablation.build_initial_checkpoint_recipe("base_sft").environment.settings["force_think"] is False
     assert ablation.build_recipe("one", "plain").environment.settings["force_think"] is True
     assert (
-        ablation.build_initial_checkpoint_recipe("usual").rewards
+        ablation.build_initial_checkpoint_recipe("base_sft").rewards
         == ablation.build_initial_checkpoint_recipe("other").rewards
     )
 

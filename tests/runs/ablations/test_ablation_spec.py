@@ -52,7 +52,7 @@ def test_unknown_spec_suggests_the_nearest():
         ("baseline: plain", "baseline: plan", "variants", "plan"),
         ("variants: [stuck]", "variants: [stick]", "variants", "stick"),
         ("checkpoint: other", "checkpoint: others", "initial_checkpoints", "others"),
-        ("continues_from: usual", "continues_from: other", "continues_from", "other"),
+        ("continues_from: base_sft", "continues_from: other", "continues_from", "other"),
         ("minus: tools_off", "minus: sampled", "evaluations", "sampled"),
         ("steps: 4\nbaseline", "steps: 0\nbaseline", "steps", 0),
         ("hypothesis: whether", "hypotesis: whether", "hypotesis", "whether an ablation works"),

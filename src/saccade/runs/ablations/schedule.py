@@ -1,7 +1,7 @@
 """An ablation and its jobs: recipes, dependencies, and estimated time. Job names are folders (seed-0/…):
 
-    data ──> initial_checkpoints/usual ─┬─> initial_checkpoints/usual/before-1f2e3d4c    evaluations before RL
-    (and model)      │                  └─> <condition>/<variant>                        RL, and evaluations after it
+    data ──> initial_checkpoints/base_sft ─┬─> initial_checkpoints/base_sft/before-1f2e3d4c    evaluations before RL
+    (and model)      │                     └─> <condition>/<variant>                        RL, and evaluations after it
                      └─> initial_checkpoints/<other> ──> …
 
 Within a seed all variants share the data, and the initial weights unless their initial checkpoints differ.
@@ -172,7 +172,7 @@ class Ablation(Section):
         for condition, variant in self.list_cells():
             recipe = self.build_recipe(condition, variant)
             check_recipe(recipe)
-            if recipe.synthetic != self.build_initial_checkpoint_recipe("usual").synthetic:
+            if recipe.synthetic != self.build_initial_checkpoint_recipe("base_sft").synthetic:
                 raise ConfigError(
                     f"the variant {variant} in {condition} changes the synthetic data, which all variants share; set "
                     "`synthetic` in the spec's `settings`",
@@ -190,7 +190,7 @@ class Ablation(Section):
 
         for seed in range(self.seeds):
             data = f"seed-{seed}/data"
-            num_files = self.build_initial_checkpoint_recipe("usual").synthetic.num_files
+            num_files = self.build_initial_checkpoint_recipe("base_sft").synthetic.num_files
             add(data, "data", seed, (), SECONDS_PER_VIDEO * num_files)
             for name in self.list_initial_checkpoints():
                 parent = self.spec.initial_checkpoints[name].continues_from

@@ -1,6 +1,6 @@
 """The specification of an ablation: a claim, the variants compared, the conditions, and the measurements.
 
-    spec ──> initial_checkpoints    SFT, once per seed: the usual one, and others that continue from it
+    spec ──> initial_checkpoints    SFT, once per seed: `base_sft`, and others that continue from it
          ──> conditions             an initial checkpoint and settings: where an effect is claimed, and where not
          ──> variants               recipes and settings compared in each condition, from the same weights
          ──> evaluations, tables, curves of the report
@@ -69,7 +69,7 @@ class Condition(Section):
     """An initial checkpoint and settings for all variants; `variants` restricts which are compared (empty: all)."""
 
     description: str = ""
-    initial_checkpoint: str = "usual"
+    initial_checkpoint: str = "base_sft"
     settings: Settings = ()
     variants: tuple[str, ...] = ()
 
@@ -112,7 +112,7 @@ class AblationSpec(Section):
     steps: PositiveInt
     rollouts_per_step: PositiveInt = 64  # for the estimate of time: episodes that cost as much as an RL step
     baseline: str
-    initial_checkpoints: dict[str, InitialCheckpoint] = Field(default_factory=lambda: {"usual": InitialCheckpoint()})
+    initial_checkpoints: dict[str, InitialCheckpoint] = Field(default_factory=lambda: {"base_sft": InitialCheckpoint()})
     conditions: dict[str, Condition]
     variants: dict[str, Variant] = Field(min_length=1)
     evaluations: tuple[EvaluationMode, ...] = ("greedy", "sampled")
@@ -147,7 +147,7 @@ class AblationSpec(Section):
             ],
             "conditions": list(self.quick.conditions),
             "initial_checkpoints": [
-                "usual",
+                "base_sft",
                 *(condition.initial_checkpoint for condition in conditions.values()),
                 *(variant.initial_checkpoint for variant in variants.values() if variant.initial_checkpoint),
                 *(checkpoint.continues_from for checkpoint in checkpoints.values() if checkpoint.continues_from),

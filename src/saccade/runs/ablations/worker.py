@@ -122,7 +122,7 @@ class JobProgress:
 
 def generate_data(ablation: Ablation, job: Job, folder: Path, progress: JobProgress) -> None:
     """Generate a seed's synthetic data and random weights, which all its variants share."""
-    recipe, seed_folder = ablation.build_initial_checkpoint_recipe("usual", job.seed), folder / f"seed-{job.seed}"
+    recipe, seed_folder = ablation.build_initial_checkpoint_recipe("base_sft", job.seed), folder / f"seed-{job.seed}"
     pipeline.generate_data(seed_folder / "data", recipe, on_progress=progress)
     texts = seed_folder / "data" / "train" / "demonstrations.jsonl"
     pipeline.create_tiny_model(seed_folder / "model", recipe, demonstrations=texts, phrases=PYTHON_STYLE_TOKENS)
