@@ -1,7 +1,9 @@
 """Comparisons of evaluations: pairs, tables and reports."""
 
 import json
+import os
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -21,6 +23,7 @@ from saccade.evaluation.records import Record, read_records
 from saccade.reporting.evaluation_report import build_tables
 from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, write_markdown
 from saccade.reporting.run_report import build_results, write_report
+from saccade.reporting.run_summary import summarize_run
 from saccade.types import Task, UngradedEpisode
 from saccade.utils.jsonl import to_jsonable, write_jsonl
 
@@ -128,6 +131,24 @@ def test_evaluations_of_a_run_are_read_by_name(tmp_path):
     assert [episode.score for episode in found["b first"].scored] == [episode.score for episode in evaluation(2).scored]
     media = {scored.episode.task.media[0].path for scored in found["b first"].scored}
     assert str(tmp_path / "evaluations" / "w-0.mp4") in media  # resolved relative to the file
+
+
+def test_evaluations_are_ordered_by_what_they_evaluated_not_by_the_times_of_their_files(tmp_path):
+    recorded = {"z": "", "b": "sft/step-000010", "a": "rl/step-000020", "c": "rl/step-000100", "d": "model"}
+    named = ["after_rl_greedy", "after_sft_greedy", "test_rl_step-000020", "world"]  # files of earlier versions
+    order = ["d", "world", "z", "b", "after_sft_greedy", "a", "test_rl_step-000020", "c", "after_rl_greedy"]
+    keep(tmp_path, *recorded, *named)
+    for name, checkpoint in recorded.items():
+        path = tmp_path / "evaluations" / f"{name}.jsonl"
+        write_jsonl(path, [replace(record, checkpoint=checkpoint) for record in read_records(path)])
+    assert list(read_evaluations(tmp_path)) == order
+    for age, name in enumerate(order):
+        os.utime(tmp_path / "evaluations" / f"{name}.jsonl", (1_000_000 - age, 1_000_000 - age))
+    copy = shutil.copytree(tmp_path, tmp_path / "copy")
+    assert list(read_evaluations(tmp_path)) == list(read_evaluations(copy)) == order
+    assert list(summarize_run(copy, lambda folder: False).evaluations) == order
+    (copy / "evaluations" / "a.jsonl").write_text("{damaged")
+    assert sorted(summarize_run(copy, lambda folder: False).evaluations) == sorted(order)
 
 
 @pytest.mark.slow

@@ -324,6 +324,41 @@ def test_a_comparison_shows_flipped_tasks_and_both_episodes(browser):
     assert not problems, json.dumps(problems, indent=1)
 
 
+@pytest.mark.parametrize("wrong", ["reward_min=x", "verdict=maybe", "offset=-1", "step=1.5", "sort=reward;"])
+def test_a_link_with_a_wrong_filter_says_so(browser, wrong):
+    browser.open(f"episodes?run=a&{wrong}")
+    assert f"{wrong.partition('=')[0]} must be " in browser.wait_for("[role=alert]").text
+    assert browser.find_all("main h1")
+
+
+def test_a_run_of_another_version_says_what_cannot_be_shown(driver, tmp_path):
+    folder = make_run(tmp_path / "old", num_steps=2)
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("rl:", "rl:\n  group_count: 3", 1))
+    (folder / "evaluations" / "before.jsonl").write_text("{}\n")
+    (folder / "evaluations" / "videomme.benchmark_result.json").write_text("{}\n")
+    with serve(driver, Library([folder])) as browser:
+        browser.list_errors()
+        browser.open("runs?run=old&stage=rl")
+        browser.wait_until(lambda: len(browser.find_all("[role=alert]")) == 2)
+        shown = read_main(browser)
+        assert "group_count" in shown
+        assert "before.jsonl" in shown
+        assert "Accuracy" in shown  # of the other evaluation
+        browser.wait_for(".chart canvas")
+        browser.open("step?run=old&stage=rl&step=2")
+        browser.wait_until(lambda: "Advantages can't be shown" in read_main(browser))
+        assert len(browser.find_all("tbody tr")) == 2
+        browser.open("benchmarks?run=old")
+        assert "videomme.benchmark_result.json" in browser.wait_for("[role=alert]").text
+        assert browser.find_all("select[aria-label=Run]")
+        for page in ("episodes?run=old", "compare?run=old"):
+            browser.open(page)
+            browser.wait_for("main h1")
+            assert not browser.find_all("[role=alert]")
+        assert all("409" in error for error in browser.list_errors())
+
+
 def test_hostile_text_is_text(browser):
     browser.open("episodes?run=a&task=hostile")
     browser.wait_for("tbody tr a").click()

@@ -21,6 +21,7 @@ from saccade.types import Score
 from saccade.utils.jsonl import append_jsonl, write_jsonl
 
 CLIP_SECONDS = 64
+CHECKPOINTS = {"before": "sft/step-000010", "after": "rl/step-000003"}  # by evaluation
 
 
 def write_clip(path):
@@ -30,14 +31,22 @@ def write_clip(path):
     write_video(path, (frame[0] for frame in frames), fps=2.0)
 
 
-def build_record(scored, sample_index=0):
-    task = scored.episode.task
-    return Record(task=task.digest, frame_budget=4, sample_index=sample_index, fingerprint="seed=0", outcome=scored)
+def build_record(scored, sample_index=0, checkpoint=None):
+    return Record(
+        task=scored.episode.task.digest,
+        frame_budget=4,
+        sample_index=sample_index,
+        fingerprint="seed=0",
+        outcome=scored,
+        checkpoint=checkpoint,
+    )
 
 
 def write_evaluation(folder, name, scored):
     (folder / "evaluations").mkdir(exist_ok=True)
-    write_jsonl(folder / "evaluations" / f"{name}.jsonl", [build_record(item) for item in scored])
+    write_jsonl(
+        folder / "evaluations" / f"{name}.jsonl", [build_record(item, checkpoint=CHECKPOINTS[name]) for item in scored]
+    )
 
 
 def write_benchmark(folder, name, num_right, *, hostile=""):

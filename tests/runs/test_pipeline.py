@@ -329,6 +329,8 @@ def test_run_with_its_data_can_be_moved(tmp_path, monkeypatch):
     start = ["tiny/para_grpo", *settings, "--model", folder / "model", "--data", folder / "data", "--out", folder]
     good("sft", *start)
     good("eval", folder)
+    lines = (folder / "evaluations" / "test.jsonl").read_text().splitlines()
+    assert {json.loads(line)["checkpoint"] for line in lines} == {"sft/step-000004"}
     assert str(tmp_path) not in "".join(
         path.read_text() for path in folder.rglob("*") if path.suffix in (".json", ".jsonl", ".yaml")
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from saccade.data.constant_baseline import assign_wordings, compute_wording_baselines
 from saccade.data.option_shuffle import restore_options
 from saccade.data.visibility import is_answerable
-from saccade.errors import DataError
+from saccade.errors import DataError, SaccadeError
 from saccade.evaluation.judge_results import apply_verdicts, list_results_files, read_verdicts
 from saccade.evaluation.records import find_fingerprint_differences, read_records
 from saccade.evaluation.subset import StratifiedWeights, read_stratified_weights
@@ -250,12 +250,21 @@ def classify_overview(scored: ScoredEpisode) -> str | None:
     return None if is_shown is None else ANSWER_SHOWN if is_shown else ANSWER_NOT_SHOWN
 
 
-def read_evaluations(folder: Path) -> dict[str, Evaluation]:
-    """Return the evaluations of a run by name, oldest first, with judge verdicts applied. Raises DataError for none."""
-    paths = sorted(list_results_files(folder), key=lambda path: (path.stat().st_mtime_ns, path.name))
-    read = {path.stem: _read_evaluation(path)[0] for path in paths}
+def read_evaluations(folder: Path, problems: list[str] | None = None) -> dict[str, Evaluation]:
+    """Return the evaluations of a run by name, with judge verdicts applied, in the order of `list_results_files`.
+
+    Raises DataError for none, and for a damaged file; with a list of `problems`, appends why a file is left out.
+    """
+    read = {}
+    for path in list_results_files(folder):
+        try:
+            read[path.stem] = _read_evaluation(path)[0]
+        except SaccadeError as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
     evaluations = {name: evaluation for name, evaluation in read.items() if evaluation.scored}
-    if not evaluations:
+    if not evaluations and problems is None:
         raise DataError(
             f"{folder} contains no evaluation: evaluations/*.jsonl is missing or empty; run `saccade eval` first",
             key=str(folder),

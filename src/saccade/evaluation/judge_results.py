@@ -4,18 +4,25 @@ evaluations/mmvu.jsonl            the results by the rule; answers that need a j
 evaluations/mmvu.verdicts.jsonl   the judge's verdicts on those, by task and answer
 """
 
+import contextlib
+import functools
+import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from saccade.config.schema import STAGES
 from saccade.evaluation.benchmarks.answer_extraction import extract_final_answer
 from saccade.evaluation.benchmarks.base import UNPARSED, Answer, Grade, GradedAnswer, GradeFn, extract_answer
 from saccade.evaluation.records import read_scored_episodes
 from saccade.metrics.episode_metrics import is_undecided
 from saccade.types import Score, ScoredEpisode, Task
-from saccade.utils.jsonl import read_jsonl
+from saccade.utils.files import open_file
+from saccade.utils.jsonl import parse_plain_json, read_jsonl
 
 VERDICTS_SUFFIX = ".verdicts.jsonl"
+_CHECKPOINT = re.compile(r"(?<![a-z])(?P<stage>sft|rl)(?![a-z])(?:[/_]step-(?P<step>[0-9]+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +43,34 @@ class JudgeVerdict:
 
 
 def list_results_files(run_folder: Path) -> list[Path]:
-    """Return the results files of a run's evaluations, without verdicts, in order of their names."""
-    paths = sorted((run_folder / "evaluations").glob("*.jsonl"))
-    return [path for path in paths if not path.name.endswith(VERDICTS_SUFFIX)]
+    """Return the results files of a run's evaluations, without verdicts, in order of what they evaluated.
+
+    Weights from outside of the run come first, then checkpoints of SFT and of RL by step; of equal ones the name
+    decides. File times have no part in it, so a copied run has the same order.
+    """
+    paths = (run_folder / "evaluations").glob("*.jsonl")
+    return sorted((path for path in paths if not path.name.endswith(VERDICTS_SUFFIX)), key=_get_position)
+
+
+def _get_position(path: Path) -> tuple[int, float, str]:
+    with contextlib.suppress(OSError):
+        status = path.stat()
+        return (*_locate_checkpoint(path, status.st_mtime_ns, status.st_size), path.name)
+    return (0, 0, path.name)  # deleted since it was listed
+
+
+@functools.lru_cache(maxsize=4096)  # the viewer lists its runs every few seconds
+def _locate_checkpoint(path: Path, modified_ns: int, size: int) -> tuple[int, float]:
+    """Return the number of the stage, 0 for other weights, and the step of the checkpoint of a results file."""
+    recorded = None
+    with contextlib.suppress(OSError, ValueError, RecursionError), open_file(path) as file:
+        record = parse_plain_json(file.readline())
+        recorded = record.get("checkpoint") if isinstance(record, dict) else None
+    # Files of earlier versions don't record it: their names do, where Saccade chose them.
+    match = _CHECKPOINT.search(recorded if isinstance(recorded, str) else path.stem)
+    if match is None:
+        return 0, 0
+    return STAGES.index(match["stage"]) + 1, int(match["step"]) if match["step"] else math.inf
 
 
 def read_verdicts(results: Path) -> list[JudgeVerdict]:

@@ -24,8 +24,9 @@ class Record:
 
     `task` is a digest of the task and of the content of its media and subtitles, `frame_budget` the number of frames K.
     `fingerprint` identifies everything else that the result depends on: a name and a digest per part, such as
-    "seed=1f…, weights=c0…". `benchmark` is the name of the benchmark, "" for tasks. `is_void` marks a line that counts
-    no more, since its task has changed (`void_changed_records`).
+    "seed=1f…, weights=c0…". `benchmark` is the name of the benchmark, "" for tasks. `checkpoint` is the path of the
+    weights in the run, such as "rl/step-000020", "" for weights outside of it, and None in lines of earlier versions.
+    `is_void` marks a line that counts no more, since its task has changed (`void_changed_records`).
     """
 
     task: str
@@ -35,6 +36,7 @@ class Record:
     outcome: ScoredEpisode | UngradedEpisode
     benchmark: str = ""
     use_tools: bool = True
+    checkpoint: str | None = field(default=None, metadata={"omit_none": True})
     is_void: bool | None = field(default=None, metadata={"omit_none": True})
 
     @property

@@ -93,6 +93,7 @@ async def evaluate(
     root: Path | None = None,
     identity: Mapping[str, Any] | None = None,
     benchmark: str = "",
+    checkpoint: str | None = None,
     subset: Subset = FULL_SET,
     max_concurrency: int = 512,
     on_progress: Callable[[Progress], None] | None = None,
@@ -103,9 +104,10 @@ async def evaluate(
     `subset` selects the tasks, with `settings.num_tasks` as its limit; for a shard its manifest is written next to
     `results_path`. `context.seed` is the evaluation's seed; `settings` replace the temperature and the frame budget of
     `context` and can disable the environment's tools. `identity` holds what else the results depend on, such as the
-    weights, by name; `benchmark` is the name that the lines record. `on_progress` is called at the start and after
-    every finished group; `executor` decides where episodes run. A failed episode is among the results, with its error
-    and an accuracy of 0; one that could not be graded is left out (`read_ungraded_episodes`). A rerun repeats both.
+    weights, by name; the lines record the `benchmark`'s name and the `checkpoint` (see Record). `on_progress` is called
+    at the start and after every finished group; `executor` decides where episodes run. A failed episode is among the
+    results, with its error and an accuracy of 0; one that could not be graded is left out (`read_ungraded_episodes`). A
+    rerun repeats both.
     Media paths below `root` are stored relative to the results file, so that both may be moved.
 
     Raises RunError if the file holds results of another identity, seed or settings.
@@ -144,6 +146,7 @@ async def evaluate(
                     outcome=relocated,
                     benchmark=benchmark,
                     use_tools=settings.use_tools,
+                    checkpoint=checkpoint,
                 )
                 append_jsonl(results_path, record)
                 counter.add(outcome)

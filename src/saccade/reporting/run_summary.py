@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from saccade.config.load import check_run_recipe, read_yaml
-from saccade.errors import DataError, SaccadeError
+from saccade.errors import ConfigError, DataError, SaccadeError
 from saccade.evaluation.judge_results import list_results_files
 from saccade.metrics.metric_log import read_metric_rows
 from saccade.utils.files import resolve_path
@@ -62,7 +62,7 @@ def summarize_run(folder: Path, is_running: Callable[[Path], bool]) -> RunSummar
     """Summarize a run; a damaged file is named as its `problem`."""
     problem, rows, recipe = "", list[dict[str, Any]](), dict[str, Any]()
     try:
-        recipe = read_yaml(folder / RECIPE_FILE, "recipe") or {}
+        recipe = read_run_recipe(folder)
         check_run_recipe(folder / RECIPE_FILE, recipe)
         rows = read_metric_rows(folder / "metrics.jsonl")
     except SaccadeError as error:
@@ -91,6 +91,15 @@ def summarize_run(folder: Path, is_running: Callable[[Path], bool]) -> RunSummar
         modified=newest.stat().st_mtime if newest.exists() else 0.0,
         problem=problem,
     )
+
+
+def read_run_recipe(folder: Path) -> dict[str, Any]:
+    """Return the plain values of a run's recipe. Raises ConfigError for one that can't be read."""
+    path = folder / RECIPE_FILE
+    recipe = read_yaml(path, "recipe") or {}
+    if not isinstance(recipe, dict):
+        raise ConfigError(f"the recipe {path} must be a mapping of keys", key=str(path))
+    return recipe
 
 
 def describe_summary(summary: RunSummary) -> tuple[str, str, str, str]:
@@ -166,7 +175,7 @@ def find_recipe_differences(folders: Mapping[str, Path]) -> list[tuple[str, list
     recipes = {}
     for name, folder in folders.items():
         try:
-            recipes[name] = flatten(read_yaml(folder / RECIPE_FILE, "recipe") or {})
+            recipes[name] = flatten(read_run_recipe(folder))
         except SaccadeError:
             recipes[name] = {}
     keys = dict.fromkeys(key for recipe in recipes.values() for key in recipe)

@@ -47,7 +47,7 @@ from saccade.runs.pipeline import (
 )
 from saccade.runs.run_lock import RunLock
 from saccade.types import SamplingParams, ScoredEpisode, Task
-from saccade.utils.files import convert_file_errors, read_text
+from saccade.utils.files import convert_file_errors, read_text, resolve_path
 from saccade.utils.jsonl import write_jsonl
 
 # Engine settings that change what is sampled.
@@ -114,6 +114,7 @@ def evaluate(
                 score_fn=named_score_fn[1] if named_score_fn else components.score_fn,
                 root=folder,
                 benchmark=benchmark,
+                checkpoint=name_checkpoint(folder, checkpoint),
                 max_concurrency=max_concurrency,
                 on_progress=on_progress,
                 executor=components.executor,
@@ -291,6 +292,13 @@ def resolve_weights(folder: Path, recipe: Recipe, weights: Path | None) -> Path 
         message = f"the engine {recipe.engine.name} queries its server, which can't load {weights}; leave out --model"
         raise ConfigError(message, key="engine.name", value=recipe.engine.name)
     return None
+
+
+def name_checkpoint(folder: Path, checkpoint: Path | None) -> str:
+    """Return the path of weights in a run's folder, such as "rl/step-000020"; "" for weights outside of it."""
+    if checkpoint is None or not resolve_path(checkpoint).is_relative_to(resolve_path(folder)):
+        return ""
+    return resolve_path(checkpoint).relative_to(resolve_path(folder)).as_posix()
 
 
 def compute_identity(recipe: Recipe, weights: Path | None) -> dict[str, Any]:

@@ -9,17 +9,19 @@ version, is deleted and built again.
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from saccade.errors import SaccadeError
 from saccade.evaluation.judge_results import VERDICTS_SUFFIX, list_results_files, read_judged_episodes
 from saccade.training.episode_log import list_rollout_files, read_rollout_lines
 from saccade.types import BlockKind
@@ -43,6 +45,16 @@ SORTS = {
     "-sampled_tokens": "sampled_tokens DESC, step DESC, grp, idx",
     "-visual_tokens": "visual_tokens DESC, step DESC, grp, idx",
     "-seconds": "seconds DESC, step DESC, grp, idx",
+}
+FIXED_FILTERS = {
+    "verdict": {
+        "right": "correct >= 0.5",
+        "wrong": "correct < 0.5",
+        "ungraded": "correct IS NULL",
+        "failed": "is_failed",
+    },
+    "errors": {"yes": "tool_errors > 0", "no": "tool_errors = 0"},
+    "called": {"yes": "calls > 0", "no": "calls = 0"},
 }
 _COLUMNS = {
     "ref": "TEXT UNIQUE NOT NULL",  # stage/step/mode/group/index, or eval/NAME/task/sample
@@ -79,6 +91,8 @@ _COLUMNS = {
     "error": "TEXT",
     "is_failed": "INTEGER NOT NULL",  # whether it has an error
 }
+_VALUE_TYPES: dict[str, tuple[type, ...]] = {"TEXT": (str,), "INTEGER": (int,), "REAL": (int, float)}
+_TYPES = [(name, _VALUE_TYPES[kind.split()[0]], "NOT NULL" not in kind) for name, kind in _COLUMNS.items()]
 # An index with all of these is read alone: 100,000 whole rows take several times as long.
 _FILTERED = (
     *("correct", "reward", "tool_errors", "calls", "is_failed", "status", "outcome", "answer_type", "source"),
@@ -153,6 +167,8 @@ class EpisodeIndex:
                 continue
             except OSError as error:
                 self.problems[path] = f"can't be read: {error.strerror}"
+            except SaccadeError as error:  # verdicts of a judge on damaged results
+                self.problems[path] = str(error)
         connection.commit()
         return bool(changed or gone)
 
@@ -214,26 +230,9 @@ class EpisodeIndex:
 
     def _iterate_rollouts(self, path: Path, done: int) -> Iterator[tuple[dict[str, Any], str, int]]:
         for number, line in enumerate(read_rollout_lines(path)):
-            record = self._parse(path, line)
-            if record is None:
-                continue
-            stage, step, mode = record["stage"], record["step"], record.get("mode") or ""
-            group, index = record["group"], record["index"]
-            row = {
-                "ref": "/".join(filter(None, (stage, str(step), mode, str(group), str(index)))),
-                "start": number,
-                "length": len(line),
-                "kind": "rollout",
-                "stage": stage,
-                "step": step,
-                "mode": mode,
-                "grp": group,
-                "idx": index,
-                "outcome": record["outcome"],
-                "reason": record.get("reason") or "",
-            }
-            facts, text = _summarize(record["episode"], record.get("score"))
-            yield row | facts, text, number
+            if built := self._build_row(path, line, _place_rollout):
+                row, text = built
+                yield {"start": number, "length": len(line), **row}, text, number
 
     def _iterate_results(self, path: Path, done: int) -> Iterator[tuple[dict[str, Any], str, int]]:
         with open_file(path) as file:
@@ -242,37 +241,35 @@ class EpisodeIndex:
             for line in file:
                 if not line.endswith(b"\n"):  # still being written
                     return
-                end, record = start + len(line), self._parse(path, line)
-                if record is not None and not record.get("is_void"):
-                    outcome = record["outcome"]
-                    task, sample = outcome["episode"]["task"]["id"], record["sample_index"]
-                    row = {
-                        "ref": f"eval/{path.stem}/{compute_digest(task)[:12]}/{sample}",
-                        "start": start,
-                        "length": len(line),
-                        "kind": "evaluation",
-                        "stage": path.stem,
-                        "step": 0,
-                        "mode": "" if record.get("use_tools", True) else "no tools",
-                        "grp": start,  # the order of the file
-                        "idx": sample,
-                        "outcome": "scored" if "score" in outcome else "ungraded",
-                        "reason": outcome.get("reason") or "",
-                    }
-                    facts, text = _summarize(outcome["episode"], outcome.get("score"))
-                    yield row | facts, text, end
+                end = start + len(line)
+                if built := self._build_row(path, line, functools.partial(_place_result, path.stem)):
+                    row, text = built
+                    # Results are in the order of the file.
+                    yield {"start": start, "length": len(line), "grp": start, **row}, text, end
                 start = end
 
-    def _parse(self, path: Path, line: bytes) -> dict[str, Any] | None:
-        """Return the values of a line; None, and a note of the problem, for one that is no episode."""
+    def _build_row(
+        self, path: Path, line: bytes, place: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> tuple[dict[str, Any], str] | None:
+        """Return what a line is in the index, and its text for the search.
+
+        None for a void line, and, with a note of the problem, for one that is no episode.
+        """
         # Plain JSON: building typed episodes takes several times as long, and a page builds the one that it shows.
         try:
             record: dict[str, Any] = parse_plain_json(line)
-            _require_shape(record)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            if record.get("is_void"):
+                return None
+            outcome = record if "episode" in record else record["outcome"]
+            facts, text = _summarize(outcome["episode"], outcome.get("score"))
+            row = place(record) | facts
+            _require_types(row)
+            # A lone surrogate has no UTF-8 form, which SQLite needs.
+            row = {name: _drop_surrogates(value) if isinstance(value, str) else value for name, value in row.items()}
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             self.problems[path.relative_to(self._run).as_posix()] = f"a line can't be read: {error!r:.200}"
             return None
-        return record
+        return row, _drop_surrogates(text)
 
     def _apply_verdicts(self, connection: sqlite3.Connection, path: Path) -> None:
         for scored in read_judged_episodes(path):
@@ -394,17 +391,7 @@ def build_condition(filters: Mapping[str, str]) -> tuple[str, list[Any]]:
             if filters.get(name):
                 values.append(float(filters[name]))
                 clauses.append(clause)
-    fixed = {
-        "verdict": {
-            "right": "correct >= 0.5",
-            "wrong": "correct < 0.5",
-            "ungraded": "correct IS NULL",
-            "failed": "is_failed",
-        },
-        "errors": {"yes": "tool_errors > 0", "no": "tool_errors = 0"},
-        "called": {"yes": "calls > 0", "no": "calls = 0"},
-    }
-    clauses += [options[filters[name]] for name, options in fixed.items() if filters.get(name) in options]
+    clauses += [options[filters[name]] for name, options in FIXED_FILTERS.items() if filters.get(name) in options]
     if words := re.findall(r"\w+", filters.get("text", "")):
         clauses.append("id IN (SELECT rowid FROM texts WHERE texts MATCH ?)")
         values.append(" ".join(f'"{word}"*' for word in words))
@@ -433,11 +420,46 @@ def _stamp(path: Path) -> str:
     return f"{status.st_mtime_ns}:{status.st_size}:{status.st_ino}"
 
 
-def _require_shape(record: Mapping[str, Any]) -> None:
-    """Raise an error unless a line looks like a rollout or a result."""
-    episode = record["episode"] if "episode" in record else record["outcome"]["episode"]
-    if not isinstance(episode["task"]["id"], str) or not isinstance(episode["turns"], list):
-        raise ValueError("no episode")
+def _place_rollout(record: Mapping[str, Any]) -> dict[str, Any]:
+    stage, step, mode = record["stage"], record["step"], record.get("mode") or ""
+    group, index = record["group"], record["index"]
+    return {
+        "ref": "/".join(filter(None, (stage, str(step), mode, str(group), str(index)))),
+        "kind": "rollout",
+        "stage": stage,
+        "step": step,
+        "mode": mode,
+        "grp": group,
+        "idx": index,
+        "outcome": record["outcome"],
+        "reason": record.get("reason") or "",
+    }
+
+
+def _place_result(evaluation: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    outcome, sample = record["outcome"], record["sample_index"]
+    return {
+        "ref": f"eval/{evaluation}/{compute_digest(outcome['episode']['task']['id'])[:12]}/{sample}",
+        "kind": "evaluation",
+        "stage": evaluation,
+        "step": 0,
+        "mode": "" if record.get("use_tools", True) else "no tools",
+        "idx": sample,
+        "outcome": "scored" if "score" in outcome else "ungraded",
+        "reason": outcome.get("reason") or "",
+    }
+
+
+def _require_types(row: Mapping[str, Any]) -> None:
+    """Raise TypeError for a value that its column can't hold: SQLite would store it as another type, or fail."""
+    for name, types, is_optional in _TYPES:
+        value = row.get(name)
+        if value is None and (is_optional or name not in row):
+            continue
+        # NaN becomes NULL; an integer has 64 bits.
+        is_held = isinstance(value, types) and (is_optional or value == value)
+        if not is_held or (isinstance(value, int) and value.bit_length() > 63):
+            raise TypeError(f"{name} is {value!r:.40}")
 
 
 def _summarize(episode: Mapping[str, Any], score: Mapping[str, Any] | None) -> tuple[dict[str, Any], str]:
@@ -486,9 +508,7 @@ def _summarize(episode: Mapping[str, Any], score: Mapping[str, Any] | None) -> t
         *(turn["reply"]["text"] for child in episode.get("children") or () for turn in child["turns"]),
         episode.get("error") or "",
     ]
-    # A lone surrogate has no UTF-8 form, which SQLite needs.
-    clean = {name: _drop_surrogates(value) if isinstance(value, str) else value for name, value in facts.items()}
-    return clean, _drop_surrogates("\n".join(texts)[:MAX_SEARCHED_CHARS])
+    return facts, "\n".join(texts)[:MAX_SEARCHED_CHARS]
 
 
 def _drop_surrogates(text: str) -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from saccade.algorithms.group_advantages import GroupAdvantages, compute_group_advantages
-from saccade.config.load import load_recipe, read_yaml
-from saccade.errors import DataError, SaccadeError
+from saccade.config.load import load_recipe
+from saccade.errors import DataError, RunError, SaccadeError, convert_errors
+from saccade.evaluation.judge_results import list_results_files
 from saccade.metrics.statistics import compute_seed_interval
 from saccade.metrics.tables import Table
 from saccade.reporting.episode_view import DecodeFn
@@ -23,11 +24,17 @@ from saccade.reporting.run_summary import (
     find_recipe_differences,
     find_runs,
     flatten,
+    read_run_recipe,
     summarize_run,
 )
 from saccade.reporting.viewer.episodes import Describer, StoredEpisode, describe_tokens, read_episode
 from saccade.reporting.viewer.index import EpisodeIndex
-from saccade.training.episode_log import RolloutRecord, read_rollouts, read_step_token_values
+from saccade.training.episode_log import (
+    RolloutRecord,
+    list_rollout_files,
+    read_rollouts,
+    read_step_token_values,
+)
 from saccade.training.token_log import StoredValues
 from saccade.training.training_samples import build_sample
 from saccade.types import Group, ScoredEpisode
@@ -83,6 +90,7 @@ class ViewedRun:
     name: str
     folder: Path
     index: EpisodeIndex
+    problem: str = ""  # why the index can't be updated
 
 
 class Library:
@@ -126,9 +134,18 @@ class Library:
         raise UnknownItemError(f"there is no run {name!r}", key="run", value=name)
 
     def refresh(self) -> None:
-        """Bring the indexes of all runs up to date."""
+        """Bring the indexes of all runs up to date. Raises RunError for one that can't be, when the others are."""
+        first_error: SaccadeError | None = None
         for run in self.scan():
-            run.index.refresh()
+            run.problem = ""
+            try:
+                with convert_errors(RunError, f"the index of {run.folder} can't be updated", key=str(run.folder)):
+                    run.index.refresh()
+            except SaccadeError as error:
+                run.problem = str(error)
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
 
     def list_runs(self) -> list[dict[str, Any]]:
         """Return what the list of runs shows, the newest run first."""
@@ -144,10 +161,12 @@ class Library:
             "progress": {stage: list(steps) for stage, steps in summary.progress.items()},
             "newest": dict(summary.newest),
             "best": None if summary.best is None else list(summary.best),
-            "evaluations": sorted(summary.evaluations, key=lambda name: _get_modified(run.folder, name)),
+            "evaluations": list(summary.evaluations),
             "seed": summary.seed,
             "modified": summary.modified,
-            "problem": summary.problem or "; ".join(f"{file}: {text}" for file, text in run.index.problems.items()),
+            "problem": summary.problem
+            or run.problem
+            or "; ".join(f"{file}: {text}" for file, text in run.index.problems.items()),
             "episodes": run.index.count(),
             "indexing": run.index.num_files_left,
         }
@@ -210,8 +229,11 @@ class Library:
     def _group_by_recipe(self, names: Sequence[str]) -> dict[str, list[str]]:
         groups: defaultdict[str, list[str]] = defaultdict(list)
         for name in names:
-            leaves = flatten(read_yaml(self.get(name).folder / RECIPE_FILE, "recipe") or {})
-            own = {key: str(value) for key, value in leaves.items() if not key.startswith(SEED_KEYS)}
+            try:
+                leaves = flatten(read_run_recipe(self.get(name).folder))
+                own = {key: str(value) for key, value in leaves.items() if not key.startswith(SEED_KEYS)}
+            except SaccadeError:  # a damaged recipe equals no other
+                own = {"run": name}
             groups[compute_digest(own)].append(name)
         return {
             members[0] if len(members) == 1 else f"{members[0]} and {len(members) - 1} more seeds": members
@@ -221,7 +243,7 @@ class Library:
     # ---- tables of runs --------------------------------------------------------------------------------------------
 
     def build_tables(self, name: str) -> dict[str, Any]:
-        """Return the tables of a run: training, results with intervals, tool calls."""
+        """Return the tables of a run: training, results with intervals, tool calls; and why some can't be shown."""
         from saccade.evaluation.compare import compare_evaluations, read_evaluations
         from saccade.reporting.run_report import (
             build_call_tables,
@@ -230,21 +252,33 @@ class Library:
             collect_metadata,
         )
 
-        run = self.get(name)
-        stages = self._read_metrics(run)
+        run, problems = self.get(name), list[str]()
 
-        def compute_results() -> list[Any]:
+        def attempt(title: str, compute: Callable[[], Any]) -> Any:
+            """Return a part, or nothing of a damaged one, so that the others are shown."""
             try:
-                return build_results(compare_evaluations(read_evaluations(run.folder)))
-            except DataError as error:
-                if error.key == str(run.folder):  # there is no evaluation
-                    return []
-                raise
+                with convert_errors(RunError, f"the {title} of {run.folder} can't be read"):
+                    return compute()
+            except SaccadeError as error:
+                problems.append(str(error))
+                return {}
 
-        results = self._results.keep(("results", run.folder), self._stamp_evaluations(run), compute_results)
-        sections = [*build_training_tables(run.folder, stages), *results, *build_call_tables(stages.get("rl", ()))]
+        def compute_results() -> tuple[list[Any], list[str]]:
+            damaged = list[str]()
+            evaluations = read_evaluations(run.folder, damaged)
+            return build_results(compare_evaluations(evaluations)) if evaluations else [], damaged
+
+        stages = attempt("metrics", lambda: self._read_metrics(run))
+        training = attempt("training", lambda: build_training_tables(run.folder, stages))
+        stamp = self._stamp_evaluations(run)
+        kept = attempt("evaluations", lambda: self._results.keep(("results", run.folder), stamp, compute_results))
+        results, damaged = kept or ([], [])
+        calls = attempt("tool calls", lambda: build_call_tables(stages.get("rl", ())))
+        metadata = attempt("metadata", lambda: collect_metadata(run.folder))
+        sections = [*training, *results, *calls]
         return {
-            "metadata": {key: str(value) for key, value in collect_metadata(run.folder).items()},
+            "problems": list(dict.fromkeys([*problems, *damaged])),
+            "metadata": {key: str(value) for key, value in metadata.items()},
             "sections": [
                 {
                     "title": section.title,
@@ -398,8 +432,10 @@ class Library:
         self, run: ViewedRun, stage: str, step: int
     ) -> tuple[dict[tuple[int, int], tuple[int, int]], list[Group], list[GroupAdvantages]]:
         """Return the kept episodes' positions (group, member), the kept groups, and their advantages."""
-        path = run.folder / "episodes" / f"{stage}-{step:06d}.jsonl.gz"
-        stamp = path.stat().st_mtime_ns if path.exists() else None
+        files = {(own_stage, own_step): path for path, own_stage, own_step in list_rollout_files(run.folder)}
+        if (stage, step) not in files:
+            raise UnknownItemError(f"the run {run.name} has no episodes of step {step} of {stage!r}", key="step")
+        stamp = files[stage, step].stat().st_mtime_ns
 
         def compute() -> Any:
             kept: defaultdict[int, list[RolloutRecord]] = defaultdict(list)
@@ -453,13 +489,14 @@ class Library:
             "pairs": flipped[:MAX_FLIPPED],
         }
 
-    def compare_evaluations(self, first: tuple[str, str, int], second: tuple[str, str, int]) -> list[Any]:
+    def compare_evaluations(self, *sides: tuple[str, str, int]) -> list[Any]:
         """Return the table of the paired difference of two evaluations, with its interval; [] for anything else."""
         from saccade.evaluation.compare import compare_files
         from saccade.reporting.evaluation_report import build_pair_tables
 
-        paths = [self.get(name).folder / "evaluations" / f"{stage}.jsonl" for name, stage, _ in (first, second)]
-        if not all(path.is_file() for path in paths):
+        files = [{path.stem: path for path in list_results_files(self.get(name).folder)} for name, _, _ in sides]
+        paths = [own[stage] for own, (_, stage, _) in zip(files, sides, strict=True) if stage in own]
+        if len(paths) < 2:
             return []
         stamp = [path.stat().st_mtime_ns for path in paths]
         try:
@@ -469,11 +506,6 @@ class Library:
                 {"title": "No paired comparison", "header": [""], "rows": [[str(error)]], "bars": [], "folded": False}
             ]
         return [_describe_table(table) for table in build_pair_tables(comparison)]
-
-
-def _get_modified(folder: Path, evaluation: str) -> float:
-    path = folder / "evaluations" / f"{evaluation}.jsonl"
-    return path.stat().st_mtime if path.exists() else 0.0
 
 
 STAGE_ORDER = ("sft", "sft_validation", "rl", "rl_validation")

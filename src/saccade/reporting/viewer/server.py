@@ -30,13 +30,14 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from saccade.errors import MediaError, RunError, SaccadeError
+from saccade.errors import RunError, SaccadeError, convert_errors
 from saccade.media.cache import CachingMediaLoader
 from saccade.media.image import encode_png
 from saccade.reporting.episode_view import encode_thumbnail
 from saccade.reporting.viewer.asking import ASKED, Questions
 from saccade.reporting.viewer.episodes import StoredEpisode, list_images
 from saccade.reporting.viewer.library import Library, UnknownItemError
+from saccade.reporting.viewer.parameters import InvalidParameterError, check_parameters
 from saccade.reporting.viewer.plain_json import dump_json
 
 STATIC_FOLDER = Path(__file__).parent / "static"
@@ -191,6 +192,7 @@ class Viewer:
 
     async def _receive_file(self, request: Request) -> Response:
         try:
+            check_parameters(request.query_params.multi_items())
             number, path = self._require_questions().create_file(_get(request, "name"))
             size = 0
             with path.open("wb") as file:
@@ -207,9 +209,10 @@ class Viewer:
 
     async def _stream_answer(self, request: Request) -> Response:
         try:
+            check_parameters(request.query_params.multi_items())
             questions, text = self._require_questions(), _get(request, "question")
             numbers = [int(number) for number in request.query_params.getlist("file")]
-        except (SaccadeError, ValueError) as error:
+        except SaccadeError as error:
             return JSONResponse({"error": str(error)}, 400)
         lines = (dump_json(event) + "\n" for event in questions.stream(text, numbers))
         return StreamingResponse(lines, media_type="application/x-ndjson")
@@ -227,8 +230,8 @@ class Viewer:
 
     def _build_frame(self, request: Request) -> Response:
         stored = self._read(request)
-        images, number = list_images(stored.episode), _get_int(request, "image", -1)
-        if not 0 <= number < len(images):
+        images, number = list_images(stored.episode), _get_int(request, "image")
+        if number >= len(images):
             raise UnknownItemError(f"the episode has no image {number}", key="image", value=number)
         pixels = self._loader.load_pixels(images[number])
         headers = {"Cache-Control": "private, max-age=3600"}
@@ -238,8 +241,8 @@ class Viewer:
 
     def _build_media(self, request: Request) -> Response:
         stored = self._read(request)
-        media, number = stored.episode.task.media, _get_int(request, "number", -1)
-        if not 0 <= number < len(media):
+        media, number = stored.episode.task.media, _get_int(request, "number")
+        if number >= len(media):
             raise UnknownItemError(f"the task has no file {number}", key="number", value=number)
         path = Path(media[number].path)
         if not os.path.isfile(path):
@@ -252,11 +255,14 @@ class Viewer:
 
     def watch(self) -> None:
         """Import what the pages of curves need, which takes seconds, and keep the indexes up to date until `close`."""
+        warned = set[str]()
         while not self._is_closed.is_set():
             try:
                 self._library.refresh()
-            except (OSError, SaccadeError) as error:  # such as a full disk; the next look may succeed
-                _logger.warning("the index of a run can't be updated: %s", error)
+            except SaccadeError as error:  # such as a full disk; the next look may succeed
+                if str(error) not in warned:
+                    _logger.warning("%s", error)
+                warned.add(str(error))
             importlib.import_module("saccade.reporting.run_report")  # after the first look, which shows the episodes
             self._is_closed.wait(REFRESH_SECONDS)
 
@@ -270,16 +276,15 @@ class Viewer:
 def _get(request: Request, name: str) -> str:
     value = request.query_params.get(name)
     if value is None:
-        raise UnknownItemError(f"the request lacks {name}", key=name)
+        raise InvalidParameterError(f"the request lacks {name}", key=name)
     return value
 
 
-def _get_int(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name, "")
-    try:
-        return int(text) if text else default
-    except ValueError:
-        raise UnknownItemError(f"{name} must be a whole number, got {text!r:.40}", key=name, value=text) from None
+def _get_int(request: Request, name: str, default: int | None = None) -> int:
+    text = request.query_params.get(name)
+    if not text and default is None:
+        raise InvalidParameterError(f"the request lacks {name}", key=name)
+    return int(text) if text else default or 0  # check_parameters has refused anything else
 
 
 def _get_sides(request: Request) -> list[tuple[str, str, int]]:
@@ -291,15 +296,26 @@ def _get_sides(request: Request) -> list[tuple[str, str, int]]:
 
 
 def _send(build: Callable[[Request], Response]) -> Endpoint:
-    """Return an endpoint that builds its response in a thread; an error of the run becomes a status and a sentence."""
+    """Return an endpoint that builds its response in a thread; an error becomes a status and a sentence.
+
+    What can't be shown of a run is no error of the server (409): its files are damaged, or of another version.
+    """
+
+    def build_checked(request: Request) -> Response:
+        check_parameters(request.query_params.multi_items())
+        with convert_errors(RunError, f"{request.url.path.lstrip('/')} can't show what the run holds"):
+            return build(request)
 
     async def respond(request: Request) -> Response:
         try:
-            return await run_in_threadpool(build, request)
+            return await run_in_threadpool(build_checked, request)
+        except InvalidParameterError as error:
+            return JSONResponse({"error": str(error)}, 400)
         except UnknownItemError as error:
             return JSONResponse({"error": str(error)}, 404)
-        except (SaccadeError, OSError) as error:
-            return JSONResponse({"error": str(error)}, 409 if isinstance(error, MediaError) else 500)
+        except SaccadeError as error:
+            _logger.debug("%s", error, exc_info=True)
+            return JSONResponse({"error": str(error)}, 409)
 
     return respond
 

@@ -2,14 +2,15 @@
 
 import { pageAddress } from "../address.js";
 import { get } from "../api.js";
-import { h, put } from "../dom.js";
+import { errorBox, h, put } from "../dom.js";
 import { table } from "../table.js";
 import { chooseRun, runPicker } from "./episodes.js";
 
 export async function benchmarksPage({ root, params, go }) {
   const { runs, name } = await chooseRun(params);
   put(root, h("div", { class: "head" }, h("h1", null, "Benchmarks"), name ? runPicker(runs, name, (run) => go("benchmarks", { run })) : null));
-  const data = name ? await get("benchmarks", { run: name }) : { overview: [], evaluations: [], notes: [] };
+  let data = { overview: [], evaluations: [], notes: [] };
+  try { if (name) data = await get("benchmarks", { run: name }); } catch (error) { put(root, errorBox(error)); return {}; }
   if (!data.overview.length) {
     put(root, h("p", { class: "note" }, "This run has no benchmark evaluation; saccade eval RUN --benchmarks NAME makes one."));
     return {};

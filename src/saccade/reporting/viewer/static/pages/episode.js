@@ -99,7 +99,7 @@ export async function episodePage({ root, params, go }) {
     put(side, h("details", null, h("summary", null, "Further fields of the row"), h("dl", { class: "arguments" }, Object.entries(task.extras).map(([name, value]) => [h("dt", null, name), h("dd", null, longText(value, 300))]))));
   }
   const place = row.kind === "evaluation" ? row.stage : `${row.stage}, step ${row.step}, group ${row.grp}, episode ${row.idx}`;
-  const at = params.get("at");
+  const at = /^\d+$/.test(params.get("at")) ? params.get("at") : null;
   const isRollout = row.kind === "rollout";
   const back = pageAddress("episodes", { run, ...filters, offset: at ? Math.floor(at / PAGE) * PAGE || "" : "" });
   put(root, 

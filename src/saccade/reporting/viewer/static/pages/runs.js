@@ -26,7 +26,7 @@ export async function runsPage({ root, params, replace, isCurrent }) {
   const asked = params.getAll("run").filter((name) => runs.some((run) => run.name === name));
   const chosen = new Set(asked.length ? asked : runs.slice(0, 1).map((run) => run.name));
   const state = {
-    stage: params.get("stage") ?? "", weight: Number(params.get("smooth") ?? 0.6), bands: params.get("bands") === "1", text: params.get("text") ?? "",
+    stage: params.get("stage") ?? "", weight: Math.min(Math.max(Number(params.get("smooth") ?? 0.6), 0), 0.95) || 0, bands: params.get("bands") === "1", text: params.get("text") ?? "",
     metric: params.get("metric") ?? "",
   };
   const list = h("div"), curves = h("section", { "aria-label": "Curves" }), tables = h("section", { "aria-label": "Results" });
@@ -111,6 +111,7 @@ export async function runsPage({ root, params, replace, isCurrent }) {
         const data = await get("tables", { run: name });
         if (!isCurrent() || !chosen.has(name)) return;
         put(tables, h("section", { "aria-label": name },
+          data.problems.map(errorBox),
           data.sections.length ? h("h2", null, names.length > 1 ? `${name}: results` : "Results") : null,
           data.sections.map((section) => [h("h3", null, section.title), section.notes.map((note) => h("p", { class: "note" }, note)), h("div", { class: "tables" }, section.tables.map((item) => table(item, { caption: item.title !== section.title })))]),
           h("details", null, h("summary", null, "Versions and times"), h("dl", { class: "facts" }, Object.entries(data.metadata).map(([key, value]) => h("div", null, h("dt", null, key), h("dd", null, value)))))));

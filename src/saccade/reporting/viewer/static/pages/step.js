@@ -74,14 +74,16 @@ export async function stepPage({ root, params, go, isCurrent }) {
       h("td", { "data-label": "spread" }, number(spread)),
       h("td", { class: "text", "data-label": "outcome" }, [...fates].map(([fate, count]) => h("span", { class: `fate ${fate.split(":")[0]}` }, `${count} ${fate}`))));
   }));
-  put(root, 
+  const note = h("p", { class: "note", role: "status" });
+  put(root,
     h("p", { class: "note", role: "status" }, `${plural(groups.length, "group")}, ${plural(rows.length, "episode")}${stage === "rl" ? `, ${kept} kept` : ""}${reasons.size ? `; ${[...reasons].map(([reason, count]) => `${count} ${reason}`).join(", ")}` : ""}`),
     h("p", { class: "legend" }, h("span", null, "A box per episode: its height is the reward, its border the verdict, the signed number the advantage; faint boxes weren't trained on.")),
+    note,
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Groups" }, h("table", { class: "data list" },
       h("caption", { class: "hidden" }, "Groups"),
       h("thead", null, h("tr", null, [["task", "text"], ["rewards and advantages", "text"], ["mean"], ["spread"], ["outcome", "text"]].map(([text, kind]) => h("th", { scope: "col", class: kind ?? "" }, text)))), body)));
   draw({});
-  if (stage === "rl") get("advantages", { run: name, stage, step: step.step }).then((advantages) => { if (isCurrent()) draw(advantages); }).catch(() => {});
+  if (stage === "rl") get("advantages", { run: name, stage, step: step.step }).then((advantages) => { if (isCurrent()) draw(advantages); }).catch((error) => put(note, `Advantages can't be shown: ${error.message}`));
   return {
     keys: { n: () => turn(1), p: () => turn(-1), Enter: () => root.querySelector("[data-row].selected a")?.click() },
   };
