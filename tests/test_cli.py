@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from commands import RL, SFT, SMALL, SYNTHETIC, count_visual_tokens, fail, good, run
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -258,7 +258,7 @@ def test_pipeline_from_nothing_to_an_answer(tmp_path):
     assert "accuracy" in good("eval", folder)
     output = good("eval", folder, "--name", "test_no_tools", "evaluation.use_tools=false", "evaluation.num_tasks=2")
     assert "test_no_tools − test" in output
-    for name in ("a/b", "a, b", ""):
+    for name in ("a/b", "a, b"):
         fail(DataError, "eval", folder, "--name", name, key="name", value=name)
     clip = next((data / "test" / "clips").iterdir())
     for source in (folder, folder / "sft" / "step-000004", model):
@@ -314,3 +314,56 @@ def test_eval_runs_its_default_command(tmp_path):
         fail(RunError, "eval", *words, key=tmp_path)
     assert all(word in good("eval", "--help") for word in ("merge", "compare"))
     assert "--shuffle-options" in good("eval", "--help")
+
+
+def iterate_parameters(command=None, words=()):
+    """Yield each parameter that takes a value, with the words of its command and the command's arguments."""
+    command = command or get_command(app)
+    arguments = [parameter for parameter in command.params if isinstance(parameter, TyperArgument)]
+    for parameter in command.params:
+        if not getattr(parameter, "is_flag", False):
+            yield words, parameter, arguments
+    for name, child in getattr(command, "commands", {}).items():
+        yield from iterate_parameters(child, (*words, name) if "<" not in name else words)
+
+
+def list_parameters():
+    return [
+        pytest.param(words, parameter, arguments, id=" ".join((*words, parameter.name)))
+        for words, parameter, arguments in iterate_parameters()
+    ]
+
+
+@pytest.mark.parametrize(("words", "parameter", "arguments"), list_parameters())
+def test_no_parameter_is_empty(tmp_path, monkeypatch, words, parameter, arguments):
+    """An empty path would mean the current folder."""
+    monkeypatch.chdir(tmp_path)
+    if parameter in arguments:
+        values = ["" if argument is parameter else "x" for argument in arguments]
+    else:
+        values = [parameter.opts[0], "", *("x" for argument in arguments)]
+    done = run(*words, *values)
+    assert done.exit_code == 2, done.output + repr(done.exception)
+    assert "it is empty; give a value" in " ".join(done.stderr.replace("│", " ").split())
+    assert not list(tmp_path.iterdir())
+
+
+FORMATS = {"HTML": ".html", "JSON": ".json", "page": ".html"}
+
+
+def test_every_file_to_write_in_one_format_has_its_suffix(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tried = []
+    for words, parameter, arguments in iterate_parameters():
+        suffixes = {suffix for word, suffix in FORMATS.items() if word in (getattr(parameter, "help", "") or "")}
+        if "Path" not in str(parameter.type_descriptor.annotation) or not suffixes or parameter in arguments:
+            continue
+        if ".pdf" in parameter.help:  # a report, whose format is that of its name
+            continue
+        done = run(*words, parameter.opts[0], "x.txt", *("x" for argument in arguments))
+        (suffix,) = suffixes
+        assert done.exit_code == 2, parameter.opts
+        assert f"give it a name that ends in {suffix}" in " ".join(done.stderr.replace("│", " ").split())
+        tried.append(parameter.opts[0])
+    assert sorted(tried) == ["--export", "--json", "--json", "--out", "--page", "--page"]
+    assert not list(tmp_path.iterdir())

@@ -412,13 +412,14 @@ def test_an_occupied_port_is_an_error_of_one_sentence(library):
     first.close()
 
 
-@pytest.mark.parametrize("name", ["folder", "/dev/full", "file/page.html"])
+@pytest.mark.parametrize("name", ["folder.html", "device.html", "file/page.html"])
 def test_an_export_that_cannot_be_written_fails_before_the_work(tmp_path, name):
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "device.html").symlink_to("/dev/full")
     (tmp_path / "file").write_text("")
     page = tmp_path / name
     fail(RunError, "view", tmp_path, "--export", page, key=str(page))
-    assert (tmp_path / "folder").is_dir()
+    assert (tmp_path / "folder.html").is_dir()
     assert Path("/dev/full").is_char_device()
 
 

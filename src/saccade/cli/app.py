@@ -2,11 +2,12 @@
 
 import contextlib
 import errno
+import functools
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +33,7 @@ from saccade.cli.terminal import (
     complete_recipe_or_setting,
     complete_run,
     err,
+    file_option,
     out,
     print_tables,
     show_progress,
@@ -94,8 +96,31 @@ def _escape_usage_errors() -> Iterator[None]:
         raise
 
 
+def _refuse_empty_values(command: Any) -> None:
+    """Make every parameter of a command, and of the commands below it, refuse an empty text.
+
+    As a path it would mean the current folder, which a script with an unset variable doesn't mean.
+    """
+    for parameter in command.params:
+        parameter.consume_value = functools.partial(_consume_value, parameter.consume_value)
+    for child in getattr(command, "commands", {}).values():
+        _refuse_empty_values(child)
+
+
+def _consume_value(consume: Callable[[Any, Any], tuple[Any, Any]], ctx: Any, options: Any) -> tuple[Any, Any]:
+    value, source = consume(ctx, options)
+    is_empty = value == "" or (isinstance(value, list | tuple) and "" in value)
+    if is_empty and source.name == "COMMANDLINE" and not ctx.resilient_parsing:
+        raise typer.BadParameter("it is empty; give a value")
+    return value, source
+
+
 class CommandGroup(TyperGroup):
-    """The root command, which turns errors into one line and an exit code."""
+    """The root command, which turns errors into one line and an exit code, and refuses empty values."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _refuse_empty_values(self)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands in the order of the help."""
@@ -260,8 +285,12 @@ def ask(
     recipe: Annotated[
         str | None, typer.Option(help="A recipe; by default the run's, or one that suits the model.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="A JSON file to write the episode to.")] = None,
-    page: Annotated[Path | None, typer.Option(help="An HTML page to write, with every frame and token.")] = None,
+    json_file: Annotated[
+        Path | None, file_option("--json", suffix=".json", help_text="A JSON file to write the episode to.")
+    ] = None,
+    page: Annotated[
+        Path | None, file_option(suffix=".html", help_text="An HTML page to write, with every frame and token.")
+    ] = None,
 ) -> None:
     """Ask a model about videos or images, and print its reasoning, tool calls and answer."""
     load_recipe(recipe or "tiny/base", settings or ())  # before torch is imported: a typo is reported at once

@@ -17,7 +17,7 @@ import typer
 from rich.table import Column, Table
 
 from saccade import plugins
-from saccade.cli.terminal import complete_name, err, out, print_table
+from saccade.cli.terminal import complete_name, err, file_option, out, print_table
 from saccade.errors import ConfigError, DataError, RunError
 from saccade.reporting.console import print_text
 from saccade.utils.files import read_text
@@ -49,9 +49,9 @@ def bench(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of torch; the script's own number by default.")
     ] = None,
-    file: Annotated[Path, typer.Option("--out", "-o", help="A JSON file for figures, machine and commit.")] = Path(
-        "runs/bench.json"
-    ),
+    file: Annotated[
+        Path, file_option("--out", "-o", suffix=".json", help_text="A JSON file for figures, machine and commit.")
+    ] = Path("runs/bench.json"),
     compare: Annotated[
         Path | None,
         typer.Option(

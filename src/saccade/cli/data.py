@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from saccade.cli.terminal import complete_name, err, out, print_tables, show_progress
+from saccade.cli.terminal import complete_name, err, file_option, out, print_tables, show_progress
 from saccade.data.hub import DEFAULT_ENDPOINT, HUB_PREFIX, HubClient
 from saccade.errors import ConfigError, DataError
 from saccade.plugins import list_plugins
@@ -316,7 +316,7 @@ def _show(
     id: Annotated[str | None, typer.Option(help="The id of the row, instead of --row.")] = None,
     root: Root = None,
     answer_types: AnswerTypes = None,
-    page: Annotated[Path | None, typer.Option(help="An HTML page to write.")] = None,
+    page: Annotated[Path | None, file_option(suffix=".html", help_text="An HTML page to write.")] = None,
 ) -> None:
     """Show a row as text, and as a page with its images."""
     from saccade.data.dataset import find_item, resolve_media_paths

@@ -24,6 +24,7 @@ from saccade.cli.terminal import (
     Settings,
     complete_name,
     complete_recipe,
+    file_option,
     out,
     print_tables,
     show_progress,
@@ -254,7 +255,7 @@ def compare(
     first: Annotated[Path, typer.Argument(help="A results file, or a run.")],
     second: Annotated[Path, typer.Argument(help="A second one, of the same tasks.")],
     name: Annotated[str, typer.Option(help="Name of a run's evaluation.")] = "test",
-    json_file: Annotated[Path | None, typer.Option("--json", help="A JSON file to write.")] = None,
+    json_file: Annotated[Path | None, file_option("--json", suffix=".json", help_text="A JSON file to write.")] = None,
 ) -> None:
     """Compare a second evaluation with a first one: paired interval, McNemar's test, tool gain and harm."""
     from saccade.evaluation.compare import compare_files

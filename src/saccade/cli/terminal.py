@@ -101,6 +101,18 @@ RecipeName = Annotated[
 ]
 
 
+def file_option(*names: str, suffix: str, help_text: str, **arguments: Any) -> Any:
+    """Return an option for a file to write in one format, which refuses names that claim another."""
+
+    def require_suffix(ctx: Any, option: Any, path: Path | None) -> Path | None:
+        if path is not None and path.suffix.lower() != suffix:
+            name = escape_control_characters(str(path))
+            raise typer.BadParameter(f"{name} would hold {suffix[1:].upper()}; give it a name that ends in {suffix}")
+        return path
+
+    return typer.Option(*names, help=help_text, callback=require_suffix, **arguments)
+
+
 @contextlib.contextmanager
 def show_progress(label: str, total: int | None = None) -> Iterator[UpdateProgress]:
     """Show a progress bar on a terminal, a line every ten seconds in a log."""

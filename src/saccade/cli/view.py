@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from saccade.cli.terminal import complete_recipe, complete_run, complete_setting, out, print_table
+from saccade.cli.terminal import complete_recipe, complete_run, complete_setting, file_option, out, print_table
 from saccade.config.load import load_recipe
 from saccade.errors import RunError
 from saccade.reporting.console import print_text
@@ -48,7 +48,8 @@ def view(
         ),
     ] = None,
     export: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write one run as a single page of at most 5 MB.")
+        Path | None,
+        file_option(suffix=".html", metavar="FILE.html", help_text="Write one run as a single page of at most 5 MB."),
     ] = None,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser.")] = False,
 ) -> None:
