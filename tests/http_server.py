@@ -1,8 +1,9 @@
-"""The base of the fake servers for tests: an HTTP server in a thread that logs nothing."""
+"""The base of the fake servers for tests: an HTTP server in a thread that logs nothing; and one without end."""
 
 import json
+import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -54,3 +55,27 @@ def serve_http(handler, port=0):
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def serve_endless(start, drip):
+    """Run a server that begins each response with `start`, and then sends `drip` without end; yield its port."""
+    stopped = threading.Event()
+
+    def serve(connection):
+        with suppress(OSError), connection:
+            connection.recv(65536)
+            connection.sendall(start)
+            while drip and not stopped.wait(0.02):
+                connection.sendall(drip)
+            stopped.wait()
+
+    def accept():
+        with suppress(OSError):
+            while not stopped.is_set():
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield listener.getsockname()[1]
+        stopped.set()

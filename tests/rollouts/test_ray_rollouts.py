@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from commands import fail, good
 from error_cases import raises
+from http_server import serve_endless
 from PIL import Image
 from ray_cluster import RayCluster
 
@@ -316,6 +317,17 @@ def test_a_cluster_that_was_never_reached_ends_the_run_soon(tiny_folder, tasks, 
 def test_the_status_of_no_cluster_is_one_sentence():
     pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
     fail(RunError, "cluster", "status", "--address", "127.0.0.1:1", key="--address", value="127.0.0.1:1")
+
+
+@pytest.mark.parametrize(("start", "drip"), [(b"", b""), (b"", b"\0"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"")])
+def test_another_program_at_the_address_of_a_cluster_is_no_cluster(monkeypatch, start, drip):
+    pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
+    from saccade.rollouts.ray import driver
+
+    monkeypatch.setattr(driver, "_PROBE_SECONDS", 0.3)
+    with serve_endless(start, drip) as port:
+        address = f"127.0.0.1:{port}"
+        fail(RunError, "cluster", "status", "--address", address, key="--address", value=address)
 
 
 @contextlib.contextmanager

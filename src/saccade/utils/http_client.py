@@ -77,24 +77,6 @@ def is_server_address(url: str) -> bool:
     return parts.scheme in {"http", "https"} and bool(parts.host) and has_port and not re.search(r"\s", url)
 
 
-def fetch(url: str, *, timeout: float) -> bytes | None:
-    """Return the body of one GET request; None if the status isn't 200 or the server fails.
-
-    Block at most `timeout` seconds per read and, after the first byte of the body, in total.
-    """
-    deadline, content = time.monotonic() + timeout, b""
-    with (
-        contextlib.suppress(httpx.HTTPError, httpx.InvalidURL),
-        httpx.stream("GET", url, timeout=timeout, trust_env=False, headers={"Accept-Encoding": "identity"}) as response,
-    ):
-        for chunk in response.iter_raw():
-            content += chunk
-            if len(content) > _MAX_ERROR_BYTES or time.monotonic() > deadline:
-                return None
-        return content if response.status_code == 200 else None
-    return None
-
-
 @dataclass(slots=True, kw_only=True)
 class _Session:
     """The connections that concurrent requests share; `clients` holds each pool's number of requests."""
@@ -158,15 +140,42 @@ class HttpClient:
         parse: Callable[[Any], T],
         expected: str = "JSON",
         is_json: bool = True,
+        total_timeout: float | None = None,
     ) -> T:
         """Send a request; return what `parse` makes of the response's JSON (None: it is empty). Raises RequestFailed.
 
-        With `is_json=False` the response is a text, and `parse` receives None.
+        With `is_json=False` the response is a text, and `parse` receives None. `total_timeout` seconds limit all
+        attempts and the pauses between them; then the last failure is raised.
 
         `parse` raises ValueError, LookupError, TypeError, AttributeError or ArithmeticError if the JSON is not as
         `expected`. A response that is too large isn't requested again. When cancelled, close the connection, which
         makes inference servers abort the request.
         """
+
+        def parse_content(content: bytes) -> T:
+            try:
+                return parse(redact(json.loads(content), self.api_key) if content and is_json else None)
+            except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+                raise RequestFailed(f"answered something that is no {expected}", status=200) from None
+
+        failures: list[RequestFailed] = []
+        try:
+            async with asyncio.timeout(total_timeout):
+                return await self._send_until_parsed(method, path, body, query, parse_content, failures)
+        except TimeoutError:
+            problem = f"did not answer within {total_timeout:g} seconds"
+            raise failures[-1] if failures else RequestFailed(problem, is_timeout=True) from None
+
+    async def _send_until_parsed(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        query: Mapping[str, str] | None,
+        parse_content: Callable[[bytes], T],
+        failures: list[RequestFailed],
+    ) -> T:
+        """Send a request until a response can be parsed or its failure is final; append the others to `failures`."""
         async with self._acquire_session() as session:
             for attempt in itertools.count(1):
                 try:
@@ -177,18 +186,21 @@ class HttpClient:
                             )
                         content = await self._send(session, method, path, body, query)
                     await yield_to_loop()
-                    try:
-                        return parse(redact(json.loads(content), self.api_key) if content and is_json else None)
-                    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
-                        raise RequestFailed(f"answered something that is no {expected}", status=200) from None
+                    return parse_content(content)
                 except RequestFailed as error:
                     if not error.is_retryable or attempt > self.max_retries:
                         error.args = (f"{error} ({attempt} attempts)" if attempt > 1 else str(error),)
                         raise
+                    failures.append(error)
                     pause = compute_backoff(self.retry_backoff, attempt, at_least=error.retry_after)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(session.stopped.wait(), pause)
         raise AssertionError
+
+    async def fetch(self, path: str) -> bytes:
+        """Return the body of one GET request, without retries. Raises RequestFailed."""
+        async with self._acquire_session() as session:
+            return await self._send(session, "GET", path, None, None)
 
     def stop_sending(self) -> None:
         """Fail the requests that wait for others, or for another attempt; those that were sent continue."""
@@ -284,6 +296,18 @@ class HttpClient:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+
+def fetch(url: str, *, timeout: float) -> bytes | None:
+    """Return the body of one GET request; None if the status isn't 200 or the server fails.
+
+    Block at most `timeout` seconds, whatever the server sends.
+    """
+    folder, _, name = url.rpartition("/")
+    client = HttpClient(base_url=folder, timeout=timeout, max_response_bytes=_MAX_ERROR_BYTES)
+    with contextlib.suppress(RequestFailed):
+        return asyncio.run(client.fetch(name))
+    return None
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from saccade.errors import ConfigError
 from saccade.utils.http_client import HttpClient
 
 _MAX_NAME_CHARS = 1000  # of a model
+_LIST_TIMEOUT = 20.0  # seconds for the list of models, with its retries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class OpenAIClient(HttpClient):
             "models",
             parse=_parse_models,
             expected="list of models",
+            total_timeout=min(self.timeout, _LIST_TIMEOUT),
         )
 
 

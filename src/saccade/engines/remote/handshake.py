@@ -39,7 +39,7 @@ _MIN_PROBE_IMAGE_SIDE = 256  # pixels; published image processors enlarge smalle
 _NUM_PROBE_TOKENS = 16  # sampled to compare logprobs
 # Mean |difference| of logprobs in nats, by dtype; different weights differ by about 1.
 _MAX_LOGPROB_DIFF = {"float32": 1e-4, "bfloat16": 0.1}
-_PROBE_TIMEOUT = 60.0  # seconds per request: a server's first one takes longest
+_PROBE_TIMEOUT = 60.0  # seconds for all checks of a server: its first completion takes longest
 _IGNORED_CONFIG_KEYS = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"}
 
 
@@ -176,19 +176,28 @@ async def probe(
     Raises ConfigError if there is no server.
     """
     require_servers(servers, api.MESSAGES)
-    results: dict[str, str | Exception] = {}
-    for url in dict.fromkeys(servers):
+    urls = list(dict.fromkeys(servers))
+    results = await asyncio.gather(*(_probe_server(api, url, requirements, by_broadcast, lora) for url in urls))
+    return dict(zip(urls, results, strict=True))
+
+
+async def _probe_server(
+    api: ServerApi, url: str, requirements: EngineRequirements, by_broadcast: bool, lora: LoraSync
+) -> str | Exception:
+    try:
+        server = Server(url, _PROBE_TIMEOUT, api)
         try:
-            server = Server(url, _PROBE_TIMEOUT, api)
-            try:
-                results[url] = await _describe_server(server, requirements, by_broadcast, lora)
-            finally:
-                await server.close()
-        except ServerError as error:
-            results[url] = EngineError(f"{error}; {api.MESSAGES.unreachable_hint}", key=SERVERS_KEY, value=url)
-        except SaccadeError as error:
-            results[url] = error
-    return results
+            async with asyncio.timeout(_PROBE_TIMEOUT):
+                return await _describe_server(server, requirements, by_broadcast, lora)
+        finally:
+            await server.close()
+    except TimeoutError:
+        problem = f"{url} did not answer the checks within {_PROBE_TIMEOUT:g} seconds"
+        return EngineError(f"{problem}; {api.MESSAGES.unreachable_hint}", key=SERVERS_KEY, value=url)
+    except ServerError as error:
+        return EngineError(f"{error}; {api.MESSAGES.unreachable_hint}", key=SERVERS_KEY, value=url)
+    except SaccadeError as error:
+        return error
 
 
 async def _describe_server(server: Server, requirements: EngineRequirements, by_broadcast: bool, lora: LoraSync) -> str:

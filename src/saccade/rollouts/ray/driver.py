@@ -22,6 +22,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -39,6 +40,7 @@ NAMESPACE = "saccade"  # of the workers' names on a cluster
 _MAX_CALLS = 10_000  # concurrent calls of a worker, heartbeats included
 _RETRY_SECONDS = 0.5
 _PROBE_SECONDS = 10.0
+_HTTP2_PREFACE, _HTTP2_SETTINGS, _HTTP2_HEADER_BYTES = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 4, 9
 _logger = logging.getLogger("saccade")
 
 
@@ -384,9 +386,30 @@ def connect(address: str, num_cpus: int = 0, resources: dict[str, float] | None 
     api: Any = ray  # its own functions are untyped
     found = api._private.services.canonicalize_bootstrap_address(address)  # of `auto`; None if there is none
     host, separator, port = (found or "").rpartition(":")
-    if separator:  # Ray tries for minutes to reach an address where nothing listens
-        socket.create_connection((host, int(port)), _PROBE_SECONDS).close()
+    if separator:
+        _probe(host, int(port))
     ray.init(address=address, **options)
+
+
+def _probe(host: str, port: int) -> None:
+    """Raise OSError or ValueError if no gRPC server listens at an address, where Ray would try for minutes.
+
+    An HTTP/2 server answers the client's first bytes with a frame of settings (RFC 9113, section 3.4).
+    """
+    deadline = time.monotonic() + _PROBE_SECONDS
+    with socket.create_connection((host, port), _PROBE_SECONDS) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") != "0":  # then it answers only what is encrypted
+            return
+        connection.sendall(_HTTP2_PREFACE + bytes([0, 0, 0, _HTTP2_SETTINGS, 0, 0, 0, 0, 0]))
+        head = b""
+        while len(head) < _HTTP2_HEADER_BYTES:
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
+            part = connection.recv(_HTTP2_HEADER_BYTES - len(head))
+            if not part:
+                break
+            head += part
+    if head[3:4] != bytes([_HTTP2_SETTINGS]):
+        raise ValueError("another program listens there")
 
 
 def main() -> None:
