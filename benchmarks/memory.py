@@ -27,7 +27,7 @@ from packing import group, loss, packed
 from saccade.checks.estimates import TrainingCost, estimate_memory
 from saccade.config.load import load_recipe
 from saccade.models.backbone import Backbone
-from saccade.models.model_sizes import read_sizes
+from saccade.models.config_sizes import read_sizes
 from saccade.models.tiny import make_tiny_model
 from saccade.training.optimizer import Optimizer
 from saccade.training.train_step import train_step

@@ -175,9 +175,9 @@ def render_configuration() -> str:
         described: dict[type, str] = {}  # the first plugin whose settings are those of this base
         for name in plugins.list_plugins(folder):
             plugin = plugins.load(folder, name)
-            rows = list_settings(plugin)
-            doc = (inspect.getdoc(plugin) or "").partition(">>>")[0].strip()
-            if not rows or hasattr(plugin, "settings_type"):
+            definition = plugins.get_definition(folder, name)
+            rows, doc = list_settings(name, definition), definition.doc.partition(">>>")[0].strip()
+            if not rows or definition.settings_type:
                 doc = doc.split("\n\n")[0]
             elif isinstance(plugin, type) and "__init__" not in vars(plugin):  # its base has the settings
                 first = described.setdefault(plugin.__bases__[0], name)
@@ -198,12 +198,12 @@ def format_paragraph(text: str) -> str:
     return "\n".join(escape(item) for item in re.split(r"\n(?=- )", text))
 
 
-def list_settings(plugin: Any) -> list[str]:
+def list_settings(plugin: str, definition: plugins.Definition) -> list[str]:
     """Return the rows of the settings of a plugin. Raises ValueError for a setting without a comment: its meaning."""
     rows = []
-    for name, (parameter, meaning) in reference.list_settings(plugin).items():
+    for name, (parameter, meaning) in reference.list_settings(definition).items():
         if not meaning:
-            raise ValueError(f"{plugin.__module__}: write a comment behind {name} that says what it means")
+            raise ValueError(f"{plugin}: write a comment behind {name} that says what it means")
         rows.append(f"| `{name}` | {format_value(parameter.default)} | {escape(meaning)} |")
     return rows
 

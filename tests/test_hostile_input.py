@@ -37,8 +37,8 @@ from saccade.media.subtitles import read_cues
 from saccade.media.video import probe_video
 from saccade.models import tiny
 from saccade.models.checkpoint_files import ADAPTERS_FILE, check_weights
+from saccade.models.config_sizes import read_sizes
 from saccade.models.lora import read_adapters
-from saccade.models.model_sizes import read_sizes
 from saccade.reporting.episode_view import build_timeline
 from saccade.rewards.answer_types.number_scanner import scan_numbers
 from saccade.runs.run_folder import Run

@@ -240,6 +240,31 @@ def test_light_modules_bring_no_heavy_ones(module):
     assert done.stdout.strip() == "", f"import {module} brings {done.stdout.strip()}"
 
 
+# Of the sizes of models in the file of a folder, transformers knows more than `known_sizes.json`.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["recipes", "check"],
+        ["recipes", "check", "paravt/para_grpo", "rl.max_staleness=1", "--gpus", "8"],
+        ["recipes", "explain", "rl.loss.settings.clip_low"],
+        ["recipes", "explain", "engine.settings.max_num_seqs"],
+        ["--help"],
+        ["runs"],
+    ],
+)
+def test_light_commands_bring_no_torch(tmp_path, arguments):
+    (tmp_path / "runs").mkdir()
+    code = (
+        "import sys\nfrom saccade.cli.app import app\ntry:\n    app(sys.argv[1:])\nexcept SystemExit as end:\n"
+        "    assert not end.code, end.code\n"
+        "print(*({'torch', 'transformers', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip() == ""
+
+
 def test_reports_do_not_know_the_synthetic_data():
     general = [module for module in MODULES if get_part(module) in {"metrics", "evaluation", "reporting", "training"}]
     found = {m: name for m in general for name in list_inner_edges()[m] if name.startswith("saccade.data.synthetic")}

@@ -16,7 +16,8 @@ import importlib.util
 import inspect
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -118,29 +119,149 @@ def is_subclass(folder: str, name: str, base: type) -> bool:
     if stem is None:
         plugin = load(folder, name)
         return inspect.isclass(plugin) and issubclass(plugin, base)
-    return f"{base.__module__}.{base.__name__}" in _list_bases(f"saccade.{folder}.{stem}", _get_class_name(stem))
+    bases = _list_classes(f"saccade.{folder}.{stem}", _get_class_name(stem))[1:]
+    return (base.__module__, base.__name__) in {(module, node.name) for module, node in bases}
+
+
+# ---- plugins that are read, not imported ----------------------------------------------------------------------------
+
+# The packaged plugins of these folders import torch, which takes seconds.
+_READ_FOLDERS = ("engines", "algorithms.losses")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """What a plugin takes and means: its parameters by name, its docstring, and its source for their comments."""
+
+    parameters: Mapping[str, inspect.Parameter]
+    doc: str
+    read_source: Callable[[], str]  # of the function or the `__init__` with the parameters
+    settings_type: type | None = None  # the fields of this class are the settings
+
+
+def get_definition(folder: str, name: str) -> Definition:
+    """Return a plugin's definition, without torch for a packaged one. Raises ConfigError if it can't be read."""
+    if stem := _find_read_stem(folder, name):
+        return _read_definition(f"saccade.{folder}.{stem}", stem)
+    plugin = load(folder, name)
+    message = f"the signature of {folder}/{name} can't be read"
+    with convert_errors(ConfigError, message, key=_get_name_key(folder, name), value=name):
+        parameters = inspect.signature(plugin, eval_str=True).parameters
+    return Definition(
+        parameters=parameters,
+        doc=inspect.getdoc(plugin) or "",
+        read_source=functools.partial(_get_source, plugin),
+        settings_type=getattr(plugin, "settings_type", None),
+    )
+
+
+def get_attribute(folder: str, name: str, attribute: str) -> Any:
+    """Return an attribute of a plugin's class, without torch for a packaged one. Raises ConfigError as `load` does."""
+    stem = _find_read_stem(folder, name)
+    for module, node in _list_classes(f"saccade.{folder}.{stem}", _get_class_name(stem)) if stem else ():
+        for statement in node.body:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == attribute:
+                return _evaluate(module, statement.value)
+    return getattr(load(folder, name), attribute)
+
+
+def _get_source(plugin: Any) -> str:
+    function = inspect.unwrap(plugin)
+    if isinstance(plugin, type):
+        function = next(vars(base)["__init__"] for base in plugin.__mro__ if "__init__" in vars(base))
+    return inspect.getsource(function)
+
+
+def _find_read_stem(folder: str, name: str) -> str:
+    """Return the module of a packaged plugin that is read, not imported, else ""."""
+    return _list_plugin_modules(folder).get(name, "") if folder in _READ_FOLDERS and not get_file(name) else ""
 
 
 @functools.cache
-def _list_bases(module: str, class_name: str) -> tuple[str, ...]:
-    """Return the dotted names of the bases of a class of Saccade, and of their bases; () for what isn't a class."""
+def _read_definition(module: str, stem: str) -> Definition:
+    tree = _read_module(module)[0]
+    owner: Any = next((node for node in tree.body if isinstance(node, _FUNCTIONS) and node.name == stem), None)
+    function, doc = owner, "" if owner is None else ast.get_docstring(owner)
+    if owner is None:
+        classes = _list_classes(module, _get_class_name(stem))
+        doc = next(filter(None, (ast.get_docstring(node) for _, node in classes)), "")
+        methods = ((where, node) for where, owner in classes for node in owner.body if isinstance(node, _FUNCTIONS))
+        module, function = next((where, node) for where, node in methods if node.name == "__init__")
+    names, arguments = [argument.arg for argument in function.args.args], function.args
+    parameters = {
+        name: inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names if name != "self"
+    }
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        parameters[argument.arg] = inspect.Parameter(
+            argument.arg,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=_evaluate(module, argument.annotation),
+            default=inspect.Parameter.empty if default is None else _evaluate(module, default),
+        )
+    lines = _read_module_source(module).splitlines()[function.lineno - 1 : function.end_lineno]
+    return Definition(parameters=parameters, doc=doc or "", read_source=lambda: "\n".join(lines))
+
+
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _evaluate(module: str, expression: ast.expr) -> Any:
+    """Return the value of an annotation or a default in a module that isn't imported."""
+    return eval(compile(ast.Expression(expression), module, "eval"), {}, _ModuleNames(module))
+
+
+class _ModuleNames(dict[str, Any]):
+    """The names of a module that isn't imported: what it imports from others, and its constants."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __missing__(self, name: str) -> Any:
+        tree, imported = _read_module(self._module)
+        if name in imported:
+            source, attribute = imported[name]
+            return getattr(importlib.import_module(source), attribute)
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+                return _evaluate(self._module, node.value)
+        raise KeyError(name)  # a built-in
+
+
+@functools.cache
+def _read_module_source(module: str) -> str:
     spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        return ()
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    return "" if spec is None or spec.origin is None else Path(spec.origin).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _read_module(module: str) -> tuple[ast.Module, Mapping[str, tuple[str, str]]]:
+    """Return a module's syntax tree, and the module and name of each object that it imports by name."""
+    tree = ast.parse(_read_module_source(module))
     imported = {
         alias.asname or alias.name: (node.module or "", alias.name)
         for node in tree.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    bases = []
+    return tree, imported
+
+
+@functools.cache
+def _list_classes(module: str, class_name: str) -> tuple[tuple[str, ast.ClassDef], ...]:
+    """Return a class of Saccade, its bases and their bases, each with its module; () for what isn't a class."""
+    if not module.startswith("saccade."):
+        return ()
+    tree, imported = _read_module(module)
+    classes: list[tuple[str, ast.ClassDef]] = []
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == class_name:
+            classes.append((module, node))
             for base in node.bases:
-                source, name = imported.get(ast.unparse(base), (module, ast.unparse(base)))
-                bases += [f"{source}.{name}", *(_list_bases(source, name) if source.startswith("saccade.") else ())]
-    return tuple(bases)
+                classes += _list_classes(*imported.get(ast.unparse(base), (module, ast.unparse(base))))
+    return tuple(classes)
+
+
+# ---- settings -------------------------------------------------------------------------------------------------------
 
 
 def resolve(folder: str, name: str, settings: Mapping[str, Any], **dependencies: Any) -> functools.partial[Any]:
@@ -150,16 +271,24 @@ def resolve(folder: str, name: str, settings: Mapping[str, Any], **dependencies:
     ConfigError for an unknown setting, a missing one, or a value of the wrong type; its key is as in a recipe
     ("engine.settings.servers", "rewards.judge.settings.url"), or "plugin.setting" for other folders.
     """
-    plugin = load(folder, name)
-    message = f"the signature of {folder}/{name} can't be read"
-    with convert_errors(ConfigError, message, key=_get_name_key(folder, name), value=name):
-        parameters = inspect.signature(plugin, eval_str=True).parameters
+    values = check_settings(folder, name, settings, dependencies)
     # The local engine names a backbone, a server's client doesn't: the caller needn't distinguish them.
+    parameters = get_definition(folder, name).parameters
     used_dependencies = {key: value for key, value in dependencies.items() if key in parameters}
+    return functools.partial(load(folder, name), **values, **used_dependencies)
+
+
+def check_settings(
+    folder: str, name: str, settings: Mapping[str, Any], dependencies: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the settings of a plugin, validated and converted, without torch; `dependencies` are no settings.
+
+    Raises what `resolve` raises.
+    """
     allowed = {
         key: parameter
-        for key, parameter in parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY and key not in used_dependencies and key not in CALL_TIME_PARAMS
+        for key, parameter in get_definition(folder, name).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and key not in dependencies and key not in CALL_TIME_PARAMS
     }
     for key, value in settings.items():
         if key not in allowed:
@@ -168,8 +297,7 @@ def resolve(folder: str, name: str, settings: Mapping[str, Any], **dependencies:
     for key, parameter in allowed.items():
         if parameter.default is parameter.empty and key not in settings:
             raise ConfigError(f"{folder}/{name} needs the setting {key!r}", key=_get_setting_key(folder, name, key))
-    values = {key: _validate_setting(folder, name, allowed[key], value) for key, value in settings.items()}
-    return functools.partial(plugin, **values, **used_dependencies)
+    return {key: _validate_setting(folder, name, allowed[key], value) for key, value in settings.items()}
 
 
 def _get_name_key(folder: str, name: str) -> str:

@@ -10,8 +10,9 @@ from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.errors import ConfigError, ModelError
 from saccade.ledger import ImageRef
 from saccade.models.backbone import Backbone
-from saccade.models.model_sizes import PUBLISHED_MODELS, compute_published_sizes, compute_tiny_sizes, read_sizes
-from saccade.models.tiny import make_tiny_model
+from saccade.models.config_sizes import PUBLISHED_MODELS, compute_published_sizes, compute_tiny_sizes, read_sizes
+from saccade.models.model_sizes import get_published_sizes, get_tiny_sizes
+from saccade.models.tiny import FAMILIES, make_tiny_model
 from saccade.testing import FakeMediaLoader
 from saccade.training.optimizer import Optimizer
 
@@ -37,8 +38,17 @@ def test_published_models_have_their_known_parameter_counts(name):
     assert compute_published_sizes(name).num_parameters / 1e9 == pytest.approx(BILLIONS[name], abs=0.05)
 
 
+@pytest.mark.slow
+def test_known_sizes_are_those_of_transformers():
+    # After a change run scripts/generate_sizes.py.
+    assert {name: get_published_sizes(name) for name in PUBLISHED_MODELS} == {
+        name: compute_published_sizes(name) for name in PUBLISHED_MODELS
+    }
+    assert {name: get_tiny_sizes(name) for name in FAMILIES} == {name: compute_tiny_sizes(name) for name in FAMILIES}
+
+
 def test_qwen3_vl_8b_by_hand():
-    sizes = compute_published_sizes("Qwen3-VL-8B-Instruct")
+    sizes = get_published_sizes("Qwen3-VL-8B-Instruct")
     # 36 layers: q and o 4096 x 4096, k and v 4096 x 1024, MLP 3 x 4096 x 12288, norms 2 x 4096 + 2 x 128
     layer = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 12288 + 2 * 4096 + 2 * 128
     text = 36 * layer + 2 * 151936 * 4096 + 4096
@@ -55,8 +65,8 @@ def test_qwen3_vl_8b_by_hand():
 
 
 def test_other_families_have_other_patch_sizes():
-    assert compute_published_sizes("Qwen2.5-VL-7B-Instruct").factor == 28
-    assert compute_published_sizes("Qwen2.5-VL-7B-Instruct").compute_kv_bytes(2) == 2 * 28 * 4 * 128 * 2
+    assert get_published_sizes("Qwen2.5-VL-7B-Instruct").factor == 28
+    assert get_published_sizes("Qwen2.5-VL-7B-Instruct").compute_kv_bytes(2) == 2 * 28 * 4 * 128 * 2
 
 
 @pytest.mark.slow
@@ -74,7 +84,7 @@ def test_sizes_of_a_folder_are_exact(tmp_path, family, tied):
 
 def test_sizes_of_the_demos_model_match_make_tiny_model(tmp_path):
     make_tiny_model(str(tmp_path))
-    made, computed = read_sizes(str(tmp_path)), compute_tiny_sizes("qwen3_vl")
+    made, computed = read_sizes(str(tmp_path)), get_tiny_sizes("qwen3_vl")
     # Only the vocabularies differ: one row of 128 numbers per token.
     assert made.num_parameters - computed.num_parameters == 128 * (made.vocab_size - computed.vocab_size)
 
@@ -184,9 +194,9 @@ def test_vision_activation_bytes_match_autograd(tmp_path, family, dtype, size):
 
 def test_unknown_models_are_refused(tmp_path):
     with raises(ConfigError, key="model.memory_plan_model", value="Qwen3-VL-8B") as caught:
-        compute_published_sizes("Qwen3-VL-8B")
+        get_published_sizes("Qwen3-VL-8B")
     assert "'Qwen3-VL-8B-Instruct'" in str(caught.value)
     with raises(ModelError, key="family", value="nothing"):
-        compute_tiny_sizes("nothing")
+        get_tiny_sizes("nothing")
     with raises(ModelError):
         read_sizes(str(tmp_path))

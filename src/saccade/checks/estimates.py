@@ -23,9 +23,8 @@ from saccade.errors import ConfigError
 from saccade.ledger import ImageRef, Ledger
 from saccade.media.frame_sampling import interleave_timestamps
 from saccade.media.image import fit_size
-from saccade.models.backbone import MAX_VISION_TOKENS
-from saccade.models.model_sizes import ModelSizes, compute_published_sizes, compute_tiny_sizes, read_sizes
-from saccade.models.policy import MAX_LOGITS_PER_CHUNK
+from saccade.models.model_sizes import ModelSizes, get_published_sizes, get_tiny_sizes
+from saccade.models.pass_limits import MAX_LOGITS_PER_CHUNK, MAX_VISION_TOKENS
 from saccade.protocols import PixelBudget
 from saccade.rollouts.components import resolve_settings, resolve_tool_settings
 from saccade.tools.base import load_tool
@@ -100,10 +99,12 @@ class EpisodeSize:
 def resolve_model_sizes(recipe: Recipe) -> ModelSizes:
     """Return the sizes of the recipe's model: its folder's, its planned model's, or a tiny model's."""
     if recipe.model.path:
+        from saccade.models.config_sizes import read_sizes  # torch and transformers, which the others don't need
+
         return read_sizes(recipe.model.path)
     if recipe.model.memory_plan_model:
-        return compute_published_sizes(recipe.model.memory_plan_model)
-    return compute_tiny_sizes(recipe.model.family)
+        return get_published_sizes(recipe.model.memory_plan_model)
+    return get_tiny_sizes(recipe.model.family)
 
 
 def resolve_assumptions(

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from packaging.requirements import Requirement
 
 from saccade import sandbox
 from saccade.data.synthetic.video_writer import write_video
-from saccade.errors import SaccadeError
+from saccade.errors import RunError, SaccadeError, convert_errors
 from saccade.media import video
 from saccade.utils.files import convert_file_errors
 from saccade.utils.versions import find_package_version
@@ -46,17 +45,33 @@ def check_machine() -> Iterator[CheckResult]:
         is_ok = is_extra if version is None else requirement.specifier.contains(version, prereleases=True)
         message = version or ("not installed, optional" if is_extra else "not installed")
         yield CheckResult(name=requirement.name, message=message, expected=str(requirement.specifier), is_ok=is_ok)
-    policy = os.environ.get("OMP_WAIT_POLICY", "not set")
-    yield CheckResult(
-        name="threads", message=f"{torch.get_num_threads()} of {os.cpu_count()} cores, OMP_WAIT_POLICY {policy}"
-    )
-    yield CheckResult(name="device", message=torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
-    checks = {"video": check_video_codec, "this folder": check_current_folder, "sandbox": describe_isolation}
+    checks = {
+        "threads": describe_threads,
+        "device": describe_device,
+        "video": check_video_codec,
+        "this folder": check_current_folder,
+        "sandbox": describe_isolation,
+    }
     for name, check in checks.items():
         try:
             yield CheckResult(name=name, message=check())
         except SaccadeError as error:
             yield CheckResult(name=name, message=str(error), is_ok=False)
+
+
+def describe_threads() -> str:
+    """Describe the threads of torch. Raises RunError if torch can't be imported."""
+    with convert_errors(RunError, "torch can't be imported", key="torch"):
+        import torch
+    policy = os.environ.get("OMP_WAIT_POLICY", "not set")
+    return f"{torch.get_num_threads()} of {os.cpu_count()} cores, OMP_WAIT_POLICY {policy}"
+
+
+def describe_device() -> str:
+    """Describe the GPU that torch finds, or "cpu". Raises RunError if torch can't be imported."""
+    with convert_errors(RunError, "torch can't be imported", key="torch"):
+        import torch
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 def check_video_codec() -> str:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 
 from saccade import plugins, sandbox
 from saccade.algorithms.group_advantages import needs_correctness
@@ -39,11 +38,12 @@ from saccade.engines.sampling_filters import check_neutral
 from saccade.environments.task_environments import TaskEnvironments
 from saccade.errors import ConfigError, ModelError, RunError, SaccadeError, convert_errors
 from saccade.media import image, video
+from saccade.models.adapter_package import check_adapters
 from saccade.models.checkpoint_files import check_weights
-from saccade.models.lora import check_adapters
 from saccade.protocols import ChatEngine, EngineRequirements, ProbeableEngine
 from saccade.reporting.loggers.dispatch import check_loggers
 from saccade.rollouts.components import (
+    ENGINE_DEPENDENCIES,
     RolloutComponents,
     apply_evaluation_settings,
     apply_sft_settings,
@@ -55,8 +55,8 @@ from saccade.rollouts.components import (
     uses_chat_engine,
 )
 from saccade.rollouts.ray.executor import check_executor
-from saccade.training import rl as rl_training
 from saccade.training.checkpoint import count_kept_checkpoints, list_checkpoints, should_save
+from saccade.training.rl_checks import check_algorithms, check_staleness
 from saccade.types import Demonstration, Media, MediaKind, Task
 
 MAX_ROWS = 2000  # rows read of each file
@@ -187,7 +187,7 @@ def list_recipe_checks(recipe: Recipe, stages: Collection[str]) -> list[Check]:
         Check("engine", bind(_check_engine, recipe, stages), recipe.engine.name),
         Check("executor", bind(check_executor, recipe), recipe.rollouts.executor, requires=("engine",)),
         Check("rewards", bind(_check_rewards, recipe, stages), f"{', '.join(recipe.rewards)}{unmarked}"),
-        Check("algorithms", bind(rl_training.check_algorithms, recipe.rl), ", ".join(algorithms)),
+        Check("algorithms", bind(check_algorithms, recipe.rl), ", ".join(algorithms)),
         Check("family", bind(plugins.load, "chat.families", model.family), model.family),
         Check("adapters", bind(check_adapters, model.lora_rank), rank),
         Check("auxiliary data", bind(_check_auxiliary_data, recipe), auxiliary),
@@ -202,12 +202,11 @@ def _is_training(stages: Collection[str]) -> bool:
 
 
 def _check_engine(recipe: Recipe, stages: Collection[str]) -> None:
-    engine: Any = plugins.resolve(
-        "engines", recipe.engine.name, recipe.engine.settings, backbone=None, media=None, context=0
-    )
+    name = recipe.engine.name
+    settings = plugins.check_settings("engines", name, recipe.engine.settings, ENGINE_DEPENDENCIES)
     if "rl" in stages:  # episodes that aren't trained on may be sampled from any distribution
-        rl_training.check_engine(recipe, engine.func)
-        check_neutral(engine.keywords)
+        check_staleness(recipe, plugins.get_attribute("engines", name, "has_separate_weights"))
+        check_neutral(settings)
 
 
 def _check_rewards(recipe: Recipe, stages: Collection[str]) -> None:
@@ -267,6 +266,10 @@ def _check_auxiliary_data(recipe: Recipe) -> None:
 
 def check_device(device: str) -> None:
     """Check that this machine has a device such as "cuda:1". Raises ConfigError."""
+    if device == "cpu":  # torch takes seconds to import
+        return
+    import torch
+
     kind, _, number = device.partition(":")
     hint = "set model.device=cpu (and model.dtype=float32), or use a machine that has one"
     with convert_errors(ConfigError, f"model.device={device} can't be used ({hint})", key="model.device", value=device):
@@ -307,6 +310,8 @@ def _check_memory(planned_run: PlannedRun) -> str:
     if device == "cpu":
         memory = host_memory
     elif device.startswith("cuda"):
+        import torch
+
         memory = torch.cuda.get_device_properties(device).total_memory
     texts = []
     for stage, state in _estimate_states(planned_run).items():

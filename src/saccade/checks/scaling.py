@@ -44,7 +44,7 @@ from saccade.metrics.tables import Table
 from saccade.models.model_sizes import ModelSizes
 from saccade.rollouts.components import resolve_settings
 from saccade.training.episode_log import list_recorded_steps, read_rollouts
-from saccade.training.step_timer import find_peak_flops
+from saccade.training.peak_flops import find_peak_flops
 from saccade.types import Episode, ToolResult
 
 GPUS_PER_NODE = 8  # of the clusters that are compared
@@ -94,7 +94,7 @@ class ClusterPlanner:
         self._workload = measured.change_workload(workload) if measured else workload
         self._costs, self._episode = measured and measured.costs, episode
         self._num_steps = self._workload.max_staleness + 1 + num_steps
-        self.has_servers = plugins.load("engines", self._recipe.engine.name).has_separate_weights
+        self.has_servers = plugins.get_attribute("engines", self._recipe.engine.name, "has_separate_weights")
 
     def find_problem(self, trainer_gpus: int) -> str:
         """Return why the recipe doesn't run with so many training GPUs, or ""."""

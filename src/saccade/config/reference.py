@@ -63,12 +63,9 @@ def index_comments(source: str) -> Callable[[int, int], str]:
     return find_text
 
 
-def read_parameter_comments(plugin: Any) -> dict[str, str]:
-    """Return the comment of each parameter in the definition of a plugin: a function, a tool, or a class."""
-    function = inspect.unwrap(plugin)
-    if isinstance(plugin, type):
-        function = next(vars(base)["__init__"] for base in plugin.__mro__ if "__init__" in vars(base))
-    source = inspect.cleandoc(f"\n{inspect.getsource(function)}")
+def read_parameter_comments(source: str) -> dict[str, str]:
+    """Return the comment of each keyword-only parameter in the source of a function."""
+    source = inspect.cleandoc(f"\n{source}")
     find_text = index_comments(source)
     node = next(n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
     return {
@@ -94,17 +91,17 @@ def _read_file_comments(path: str) -> dict[tuple[str, str], str]:
     return read_field_comments(Path(path)) if path else {}
 
 
-def list_settings(plugin: Any) -> dict[str, tuple[inspect.Parameter, str]]:
+def list_settings(definition: plugins.Definition) -> dict[str, tuple[inspect.Parameter, str]]:
     """Return the settings of a plugin by name, each with its parameter and its meaning."""
     given = {*plugins.CALL_TIME_PARAMS, "settings"}
     parameters = [
         parameter
-        for parameter in inspect.signature(plugin, eval_str=True).parameters.values()
+        for parameter in definition.parameters.values()
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in given
     ]
-    if hasattr(plugin, "settings_type"):
-        return {item.name: (item, find_comment(plugin.settings_type, item.name)) for item in parameters}
-    comments = read_parameter_comments(plugin) if parameters else {}
+    if settings_type := definition.settings_type:
+        return {item.name: (item, find_comment(settings_type, item.name)) for item in parameters}
+    comments = read_parameter_comments(definition.read_source()) if parameters else {}
     return {item.name: (item, comments.get(item.name, "")) for item in parameters}
 
 
@@ -211,10 +208,10 @@ def _find_folder(prefix: str) -> str:
 
 def _explain_setting(key: str, folder: str, name: str, parts: list[str], values: Mapping[str, Any]) -> KeyDescription:
     """Explain a setting of a plugin, or the plugin if there are no `parts` left."""
-    plugin = plugins.load(folder, name)
-    settings = list_settings(plugin)
+    definition = plugins.get_definition(folder, name)
+    settings = list_settings(definition)
     if not parts:
-        meaning = (inspect.getdoc(plugin) or "").split("\n\n")[0]
+        meaning = definition.doc.split("\n\n")[0]
         return KeyDescription(
             key=key, meaning=f"{name}: {meaning}", keys={own: text for own, (_, text) in settings.items()}
         )

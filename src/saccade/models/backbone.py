@@ -32,6 +32,7 @@ from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io, lora
 from saccade.models.attention import AttentionSpan, PackedTrees, VarlenIndex, attend_packed, require_varlen
 from saccade.models.checkpoint_files import IGNORED_FILES, METADATA_SUFFIXES, check_dtypes
+from saccade.models.pass_limits import MAX_VISION_TOKENS
 from saccade.models.policy import FeatureCache, KVStore, Policy, PolicyInputs, VisionFeatures, VisionPass
 from saccade.utils.files import read_bytes
 from saccade.utils.text import join_examples
@@ -39,7 +40,6 @@ from saccade.utils.text import join_examples
 PEFT_CONFIG = "adapter_config.json"
 _ATTENTION_IMPLEMENTATIONS = {"": "sdpa", "text_config": "saccade", "vision_config": "sdpa"}
 MAX_ATTENTION_QUERIES = 2048  # per attention call: bounds the memory of kernels that materialize scores and mask
-MAX_VISION_TOKENS = 4096  # per pass of the vision tower: about 80 frames of 50,176 pixels
 LoadPixels = Callable[[ImageRef], np.ndarray]  # uint8 RGB [height, width, 3]
 LoadAllPixels = Callable[[Collection[ImageRef]], Mapping[str, np.ndarray]]  # the same of several images, by their keys
 _logger = logging.getLogger("saccade")

@@ -4,7 +4,6 @@ The adapters are injected into the model, so that engine and trainer run the sam
 weights, which load without peft, and the adapters, so that training can continue from it.
 """
 
-import importlib.util
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from saccade.errors import ConfigError, ModelError, convert_errors
+from saccade.models.adapter_package import check_adapters
 from saccade.models.checkpoint_files import ADAPTERS_FILE, convert_write_errors
 from saccade.utils.files import require_regular, resolve_path
 from saccade.utils.hashing import derive_seed
@@ -26,13 +26,6 @@ _SCALE = 2  # of an adapter's output: alpha / rank
 # The one metadata entry, since safetensors writes several in random order: JSON of the base's path, and of its path
 # relative to the file.
 _BASE_FOLDERS_KEY = "base_folders"
-
-
-def check_adapters(rank: int) -> None:
-    """Raise ConfigError if `rank` > 0 and peft isn't installed."""
-    if rank and importlib.util.find_spec("peft") is None:
-        problem = f"model.lora_rank={rank} needs the package peft: pip install 'saccade[lora]'"
-        raise ConfigError(problem, key="model.lora_rank", value=rank)
 
 
 def attach_adapters(model: nn.Module, language_model: nn.Module, rank: int) -> None:

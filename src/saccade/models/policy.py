@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from saccade.models.attention import PackedTrees
+from saccade.models.pass_limits import MAX_LOGITS_PER_CHUNK
 
-MAX_LOGITS_PER_CHUNK = 2**27  # half a GiB in float32
 VisionPass = tuple[Tensor, Tensor]  # flattened patches [P, values] of a pass's images, and their grids [images, 3]
 
 

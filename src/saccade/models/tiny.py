@@ -185,7 +185,7 @@ class _TinyFamily:
 
 
 _ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}
-_FAMILIES = {
+FAMILIES = {
     "qwen3_vl": _TinyFamily(
         config_type=Qwen3VLConfig,
         model_type=Qwen3VLForConditionalGeneration,
@@ -208,10 +208,10 @@ _FAMILIES = {
 
 
 def _find_family(family: str) -> _TinyFamily:
-    if family not in _FAMILIES:
-        problem = f"family={family!r} has no tiny model; choose one of {', '.join(sorted(_FAMILIES))}"
+    if family not in FAMILIES:
+        problem = f"family={family!r} has no tiny model; choose one of {', '.join(sorted(FAMILIES))}"
         raise ModelError(problem, key="family", value=family)
-    return _FAMILIES[family]
+    return FAMILIES[family]
 
 
 def _save_checkpoint(

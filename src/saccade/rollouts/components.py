@@ -18,6 +18,9 @@ from saccade.rollouts.collect import RolloutExecutor
 from saccade.types import SamplingParams
 from saccade.utils.async_utils import PausableClock
 
+# What engines receive besides their settings, each if its signature names it.
+ENGINE_DEPENDENCIES = ("backbone", "renderer", "load_weights", "media", "context_length")
+
 if TYPE_CHECKING:  # it imports torch, which a rollout worker without weights doesn't need
     from saccade.models.backbone import Backbone
 
@@ -170,9 +173,9 @@ def _build_engine(recipe: Recipe, **dependencies: Any) -> Any:
 
 def resolve_settings(folder: str, plugin: PluginConfig) -> dict[str, Any]:
     """Return all settings of a plugin: the given ones, checked and converted, and the defaults of its signature."""
-    parameters = inspect.signature(plugins.load(folder, plugin.name)).parameters
+    parameters = plugins.get_definition(folder, plugin.name).parameters
     defaults = {name: value.default for name, value in parameters.items() if value.default is not value.empty}
-    return {**defaults, **plugins.resolve(folder, plugin.name, plugin.settings).keywords}
+    return {**defaults, **plugins.check_settings(folder, plugin.name, plugin.settings)}
 
 
 def resolve_tool_settings(environment_settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -26,17 +26,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from saccade.algorithms.group_advantages import (
-    check_estimator_settings,
-    compute_frac_correct_negative,
-    compute_group_advantages,
-)
-from saccade.algorithms.group_filter import filter_by_advantage, resolve_filters
-from saccade.algorithms.policy_loss import resolve_loss
-from saccade.config.schema import Recipe, RlConfig
-from saccade.errors import ConfigError, DataError
+from saccade.algorithms.group_advantages import compute_frac_correct_negative, compute_group_advantages
+from saccade.algorithms.group_filter import filter_by_advantage
+from saccade.errors import DataError
 from saccade.media.relocation import map_media_paths
-from saccade.protocols import Engine
 from saccade.rollouts.components import TrainingComponents
 from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.rollouts.runner import run_episode
@@ -56,6 +49,7 @@ from saccade.training.optimizer import Optimizer, compute_learning_rate
 from saccade.training.policy_update import OnTokens, update_policy
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.training.reference import Reference, get_trainable_parameters, load_initial_weights
+from saccade.training.rl_checks import check_algorithms, check_staleness
 from saccade.training.rollout_batch import (
     OnGroups,
     OnRollouts,
@@ -119,7 +113,7 @@ async def train(
     if not tasks:
         files = components.recipe.data.train
         raise DataError(f"data.train={files} holds no tasks, and RL needs at least one", key="data.train", value=files)
-    check_engine(components.recipe, components.engine)
+    check_staleness(components.recipe, components.engine.has_separate_weights)
     check_algorithms(settings)
     optimizer = create_optimizer(components.backbone, settings.optim, settings.steps)
     state = load_trainer_state(components, checkpoint.find_newest_checkpoint(folder), optimizer)
@@ -229,25 +223,6 @@ async def update_engine_weights(
     should_restart = components.recipe.rl.on_weight_update == "restart"
     with components.clock.pause(), restart_on_update.cancel_episodes() if should_restart else contextlib.nullcontext():
         return await components.engine.sync_weights(components.backbone, version) or {}
-
-
-def check_engine(recipe: Recipe, engine: Engine | type[Engine]) -> None:
-    """Raise ConfigError if `rl.max_staleness` is set and the engine (or engine class) shares the trainer's weights."""
-    max_staleness = recipe.rl.max_staleness
-    if max_staleness and not engine.has_separate_weights:
-        raise ConfigError(
-            f"rl.max_staleness={max_staleness} needs an engine with its own weights (vllm or sglang); "
-            f"{recipe.engine.name} shares the trainer's. Set rl.max_staleness=0",
-            key="rl.max_staleness",
-            value=max_staleness,
-        )
-
-
-def check_algorithms(settings: RlConfig) -> None:
-    """Raise ConfigError if the estimator, the loss or a filter is unknown or has an invalid setting."""
-    check_estimator_settings(settings.advantage)
-    resolve_loss(settings.loss)
-    resolve_filters(settings.active_filters)
 
 
 def build_rollout_queue(

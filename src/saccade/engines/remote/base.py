@@ -21,7 +21,7 @@ from typing import Any
 from saccade.config.schema import Fraction, NonNegativeInt, PositiveFloat
 from saccade.engines.image_urls import ImageUrls
 from saccade.engines.remote import handshake
-from saccade.engines.remote.broadcast import BroadcastTransport, WeightSyncMode, check_weight_sync
+from saccade.engines.remote.broadcast import BroadcastTransport, check_weight_sync
 from saccade.engines.remote.pool import MAX_BACKOFF, Pool
 from saccade.engines.remote.server import (
     SERVERS_KEY,
@@ -34,6 +34,7 @@ from saccade.engines.remote.server import (
     ServerError,
     ServerRequest,
     ServerTimeout,
+    WeightSyncMode,
     require_servers,
 )
 from saccade.engines.remote.weight_sync import DiskTransport, SyncState, WeightSync

@@ -24,13 +24,12 @@ from torch import Tensor, distributed
 
 from saccade.engines.remote import checksums, vllm_api
 from saccade.engines.remote.nccl_group import NcclGroup
-from saccade.engines.remote.server import InFlightPolicy, Server, ServerError, ServerMessages
+from saccade.engines.remote.server import InFlightPolicy, Server, ServerError, ServerMessages, WeightSyncMode
 from saccade.engines.remote.weight_sync import WeightVersion
 from saccade.errors import ConfigError, EngineError, convert_errors
 from saccade.protocols import WeightSource
 from saccade.utils.async_utils import gather_or_cancel, run_in_daemon_thread
 
-WeightSyncMode = Literal["files", "nccl", "gloo"]
 Layers = tuple[Mapping[str, Tensor], ...]  # by their names in a checkpoint
 _logger = logging.getLogger("saccade")
 

@@ -23,8 +23,10 @@ from saccade.utils.http_client import HttpClient, RequestFailed, is_server_addre
 InFlightPolicy = Literal["drain", "continue", "abort"]
 # How servers receive LoRA adapters: merged into the weights, or as adapters beside the base weights.
 LoraSync = Literal["merged", "adapters"]
+WeightSyncMode = Literal["files", "nccl", "gloo"]  # how servers receive weights: see `weight_sync.py`, `broadcast.py`
 _BUSY_STATUS_CODES = frozenset({408, 425, 429, 503})
 SERVERS_KEY = "engine.settings.servers"  # of errors about a server
+_METADATA_TIMEOUT = 20.0  # seconds for what a server has at hand: its model, its label, whether a path exists
 _MAX_RESPONSE_BYTES = 32 * 2**20  # of a completion with logprobs: about 150 bytes per token
 _RETRY_PAUSES = (0.1, 0.5)  # seconds before each retry of a request of a weight update
 # Seconds between the tries of a request whose images another request sends: the server takes a while to read them.
@@ -304,8 +306,8 @@ class Server:
         self._sent_images = SentImages()
 
     async def get(self, path: str) -> Any:
-        """Return the JSON at a path; errors are those of `post`."""
-        return await self._request("GET", path)
+        """Return the JSON at a path, which the server has at hand; errors are those of `post`."""
+        return await self._request("GET", path, total_timeout=_METADATA_TIMEOUT)
 
     async def post(self, path: str, body: Any = None, **query: str) -> Any:
         """Post a request and return the JSON of the response, None if it is empty.
@@ -333,16 +335,29 @@ class Server:
         Raises ServerError or EngineError.
         """
         try:
-            await self._control_client.request("GET", path, parse=lambda content: None)
+            await self._control_client.request("GET", path, parse=lambda content: None, total_timeout=_METADATA_TIMEOUT)
         except RequestFailed as error:
             if error.status != 405:
                 raise self._convert_error(path, error) from error
 
-    async def _request(self, method: str, path: str, body: Any = None, query: Mapping[str, str] | None = None) -> Any:
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        query: Mapping[str, str] | None = None,
+        total_timeout: float | None = None,
+    ) -> Any:
         client = self._client if path == self.api.GENERATE_PATH else self._control_client
         try:
             return await client.request(
-                method, path, body, query=query, parse=lambda content: content, is_json=path not in self.api.TEXT_PATHS
+                method,
+                path,
+                body,
+                query=query,
+                parse=lambda content: content,
+                is_json=path not in self.api.TEXT_PATHS,
+                total_timeout=total_timeout,
             )
         except RequestFailed as error:
             raise self._convert_error(path, error) from error

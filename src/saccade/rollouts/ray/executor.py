@@ -84,7 +84,7 @@ def check_executor(recipe: Recipe) -> None:
     """Raise ConfigError if the recipe's executor is not installed, or can't be used with its engine."""
     if recipe.rollouts.executor == "local":
         return
-    if not plugins.load("engines", recipe.engine.name).has_separate_weights:
+    if not plugins.get_attribute("engines", recipe.engine.name, "has_separate_weights"):
         raise ConfigError(
             f"rollouts.executor=ray needs an engine with servers (vllm, sglang or chat_completions), since its workers "
             f"have no weights; engine.name={recipe.engine.name} runs the model in the trainer. Set "
