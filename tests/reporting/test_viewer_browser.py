@@ -51,6 +51,11 @@ PAGES = (
     *("runs", "runs?run=a&stage=rl", "episodes?run=a", "step?run=a", "step?run=a&stage=rl&step=2", "compare?run=a"),
     *("compare?run=a&first=a:%20before&second=a:%20after", "benchmarks?run=a", "episode?run=a&ref=rl/3/0/1"),
 )
+# The titles of charts with ink in the leftmost pixels: a label that is wider than its axis is cut there.
+CUT_LABELS = """return [...document.querySelectorAll(".chart")].filter((chart) => {
+    const canvas = chart.querySelector("canvas");
+    return canvas?.getContext("2d").getImageData(0, 0, 1, canvas.height).data.some((value) => value > 0);
+}).map((chart) => chart.querySelector("figcaption").textContent)"""
 LOOKS = [(width, theme) for width in (1280, 390) for theme in ("light", "dark")]
 
 
@@ -220,6 +225,13 @@ def test_curves_and_tables_of_a_run(browser):
     for chart in charts:  # each is drawn when it comes into view, one of equal values, too
         browser.run("arguments[0].scrollIntoView()", chart)
     browser.wait_until(lambda: len(browser.find_all(".chart canvas")) == len(charts))
+    titles = [chart.find_element(By.TAG_NAME, "figcaption").text for chart in charts]
+    assert {"Importance weights trainer / engine", "Throughput tokens per second"} <= set(titles)  # with long labels
+    assert browser.run(CUT_LABELS) == []
+    browser.run("document.querySelector('.chart').dataset.old = 1")
+    browser.set_theme("dark")
+    browser.wait_until(lambda: not browser.find_all(".chart[data-old]"))  # drawn again in its colors
+    browser.set_theme("light")
     assert browser.list_errors() == []
 
 

@@ -112,7 +112,14 @@ def make_run(folder, *, hostile="", num_steps=3):
     for step in range(1, num_steps + 1):
         row = {"stage": "rl", "step": step, "reward": step / 10, "reward/accuracy": 0.5, "accuracy": step / 10}
         append_jsonl(
-            folder / "metrics.jsonl", {**row, "entropy": 1.0 / step, "grad_norm": 1e-4 * step, "visual_tokens": 6.0}
+            folder / "metrics.jsonl",
+            {
+                **row,
+                **{"entropy": 1.0 / step, "grad_norm": 1e-4 * step, "visual_tokens": 6.0},
+                # of numbers whose labels are long
+                **{"tis_weight_mean": 1 - 2e-6 * step, "tis_weight_max": 1 + 3e-6 * step, "memory_gib": 90123 + step},
+                **{"sampled_tokens_per_second": 98765.4 + 0.1 * step, "lr": 1e-6 * step, "kl": -1.25e-7 * step},
+            },
         )
         write_rollouts(folder, step, build_rollouts(step, str(clip)))
     before = [example(name=f"w-{i}", path=str(clip), accuracy=float(i % 2)) for i in range(6)]

@@ -7,6 +7,8 @@ import { number } from "./format.js";
 const NUM_COLORS = 8;
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
 const HEIGHT = 190;
+const MIN_LABEL_WIDTH = 34; // so that charts beside each other mostly begin at one place
+const STEP_INCREMENTS = Array.from({ length: 10 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
 
 export function readColor(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -55,12 +57,24 @@ function buildOptions(panel, curves, width, weight, alarms) {
     legend: { show: false },
     cursor: { sync: { key: "steps" }, points: { size: 6 }, drag: { x: true, y: false } },
     scales: { x: { time: false }, y: panel.is_log ? { distr: 3 } : { range: (_, low, high) => findRange(panel, low, high) } },
-    axes: [{ ...axis, size: 32 }, { ...axis, grid: { ...axis.grid, filter: panel.is_log ? keepPowers : (_, ticks) => ticks }, size: 54, values: (_, ticks, __, ___, step) => ticks.map((value) => formatTick(value, step)) }],
+    axes: [{ ...axis, size: 32, incrs: STEP_INCREMENTS }, { ...axis, grid: { ...axis.grid, filter: panel.is_log ? keepPowers : (_, ticks) => ticks }, size: measureLabels, values: (_, ticks, __, ___, step) => ticks.map((value) => formatTick(value, step)) }],
     hooks: {
       draw: alarms.length ? [(plot) => drawAlarms(plot, alarms)] : [],
     },
   };
   return { options, data: uPlot.join(data) };
+}
+
+// The width of an axis: that of its longest label. uPlot asks again with the labels of the width that it got.
+function measureLabels(plot, labels, axisNumber, cycle) {
+  const axis = plot.axes[axisNumber];
+  if (cycle > 1) return axis._size;
+  const { ctx } = plot;
+  ctx.save();
+  ctx.font = axis.font[0];
+  const widths = (labels ?? []).map((label) => ctx.measureText(label ?? "").width / devicePixelRatio);
+  ctx.restore();
+  return Math.ceil(axis.ticks.size + axis.gap + Math.max(MIN_LABEL_WIDTH, ...widths));
 }
 
 function findRange(panel, low, high) {

@@ -5,7 +5,8 @@ export function number(value, digits = 3) {
   if (Math.abs(value) < 1e-12) return "0";
   const size = Math.abs(value);
   if (size >= 1e6 || size < 1e-3) return value.toExponential(2);
-  return Number.isInteger(value) ? value.toLocaleString("en-US") : value.toFixed(size >= 100 ? 1 : digits);
+  const shown = Number.isInteger(value) ? 0 : size >= 100 ? 1 : digits;
+  return value.toLocaleString("en-US", { minimumFractionDigits: shown, maximumFractionDigits: shown });
 }
 
 export function seconds(value) {
