@@ -174,7 +174,7 @@ def test_answer_type_of_an_environments_rewards(tmp_path, name):
     write_items(tmp_path / "tasks.jsonl", [task])
     with raises(DataError, key="answer_type", value=name):
         load_tasks(tmp_path / "tasks.jsonl")
-    accuracy = {"correct": True, "settings": {"answer_types": {str(tmp_path / f"{name}.py"): {}}}}
+    accuracy = {"is_accuracy": True, "settings": {"answer_types": {str(tmp_path / f"{name}.py"): {}}}}
     environments = {"colors": {"name": "single_turn", "rewards": {"accuracy": accuracy}}}
     settings = [f"data.train={tmp_path}/tasks.jsonl", f"environments={json.dumps(environments)}"]
     if name == "hue":

@@ -103,8 +103,9 @@ def _refuse_empty_values(command: Any) -> None:
     """
     for parameter in command.params:
         parameter.consume_value = functools.partial(_consume_value, parameter.consume_value)
-    for child in getattr(command, "commands", {}).values():
-        _refuse_empty_values(child)
+    if isinstance(command, TyperGroup):
+        for child in command.commands.values():
+            _refuse_empty_values(child)
 
 
 def _consume_value(consume: Callable[[Any, Any], tuple[Any, Any]], ctx: Any, options: Any) -> tuple[Any, Any]:
