@@ -151,7 +151,7 @@ def get_definition(folder: str, name: str) -> Definition:
         parameters=parameters,
         doc=inspect.getdoc(plugin) or "",
         read_source=functools.partial(_get_source, plugin),
-        settings_type=getattr(plugin, "settings_type", None),
+        settings_type=plugin.settings_type if hasattr(plugin, "settings_type") else None,
     )
 
 
