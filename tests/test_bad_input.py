@@ -169,7 +169,6 @@ def test_an_evaluation_of_videos_that_are_none(run_copy):
         (["--tasks", "{}/run/recipe.yaml"], DataError, "{}/run/recipe.yaml"),
         (["--model", "{}/none"], ModelError, "{}/none"),
         (["evaluation.limits=3"], ConfigError, "evaluation.limits"),
-        (["--name", ""], DataError, "name"),
     ],
 )
 def test_an_evaluation_that_cannot_start(run_copy, tmp_path, words, error_type, key):

@@ -15,7 +15,7 @@ from saccade.engines import local as local_module
 from saccade.engines._local.kv_cache import NO_PREFIX, CachedPrefix, KVCache, PrefixCache
 from saccade.engines.local import Local
 from saccade.ledger import ImageRef, Ledger
-from saccade.models.attention import Segment
+from saccade.models.attention import AttentionSpan
 from saccade.models.backbone import Backbone
 from saccade.types import GenerationRequest, Message, SamplingParams
 
@@ -178,7 +178,7 @@ def test_no_tensor_stays_behind_on_the_cpu(tiny_folder, monkeypatch):
     backbone = Backbone(ModelConfig(path=tiny_folder, device="meta", activation_checkpointing=True), model)
     ids, positions = (torch.zeros(shape, dtype=torch.long, device="meta") for shape in ((1, 5000), (3, 1, 5000)))
     backbone.model.train()
-    hidden = backbone.compute_hidden_states(ids, positions, backbone.pack_spans([Segment(0, 0, 5000)], 5000))
+    hidden = backbone.compute_hidden_states(ids, positions, backbone.pack_spans([AttentionSpan(0, 0, 5000)], 5000))
     backbone.compute_logits(hidden[0, :100]).sum().backward()
     assert all(layer.mlp.up_proj.weight.grad is not None for layer in backbone.language_model.layers)
     backbone.model.eval()

@@ -239,7 +239,7 @@ STEP, BEFORE, CARD = (
     "evaluations/videomme.benchmark_result.json",
 )
 FILES = (
-    *(STEP, "episodes/rl-000002.tokens.npz", BEFORE, CARD, "invocations.json", "metrics.jsonl"),
+    *(STEP, "episodes/rl-000002.token_values.npz", BEFORE, CARD, "invocations.json", "metrics.jsonl"),
     "recipe.yaml",
 )
 BYTES = {"empty": b"", "text": b"hello\n", "null": b"null\n", "number": b"3\n", "list": b"[]\n", "object": b"{}\n"}

@@ -440,5 +440,5 @@ def test_ungraded_episodes_are_excluded_from_the_group():
         pytest.approx(2 / 3),
     )
     selected = select_groups([group, unjudged], {"statuses": {}, "reward_std": {}}, target=2).kept_groups
-    assert [other.rewards for other in selected] == [group.score_values]
-    assert resolve_estimator("dr_grpo", {})(selected[0].rewards).round(3).tolist() == [0.333, -0.667, 0.333]
+    assert [other.score_values for other in selected] == [group.score_values]
+    assert resolve_estimator("dr_grpo", {})(selected[0].score_values).round(3).tolist() == [0.333, -0.667, 0.333]
