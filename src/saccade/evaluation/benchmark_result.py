@@ -6,7 +6,7 @@ recomputes the published metrics without each cluster, so the intervals hold for
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -40,6 +40,9 @@ PERCENT_BOUNDS: Interval = (0.0, 100.0)
 NUM_EXAMPLES = 4  # answers per category
 ANSWER_CATEGORIES = ("error", "unparsed", "undecided", "wrong", "partly", "right")
 RESULT_SUFFIX = ".benchmark_result.json"
+RESULT_HINT = "delete it and evaluate again"
+BEHAVIOR_COSTS = ("calls", "frac_with_tool_call", "turns", "visual_tokens")
+COSTS = (*BEHAVIOR_COSTS, "text_tokens", "seconds")
 LIMITED_SAMPLE = "a limited sample"
 LIMITED_SAMPLE_NOTE = (
     "rows of a table have equally many questions, regardless of their sizes; "
@@ -252,8 +255,33 @@ def read_benchmark_results(folder: Path) -> dict[str, BenchmarkResult]:
 
 
 def read_benchmark_result(path: Path) -> BenchmarkResult:
-    """Return the result of a file. Raises DataError if it is invalid."""
-    return read_json(path, BenchmarkResult, hint="delete it and evaluate again")
+    """Return the result of a file. Raises DataError if it is invalid, or lacks a number that its tables show."""
+    result = read_json(path, BenchmarkResult, hint=RESULT_HINT)
+    if missing := _find_missing(result):
+        raise DataError(f"{path} has no {missing}; {RESULT_HINT}", key=str(path), value=missing)
+    return result
+
+
+def _find_missing(result: BenchmarkResult) -> str:
+    """Return the first number that the tables of a result need and it lacks, such as "costs.turns"; "" for none."""
+    metrics = (result.primary_metric, *result.metrics)
+    parts: list[tuple[str, Collection[str], Iterable[str]]] = [
+        ("metrics", result.metrics, metrics),
+        ("upper_bounds", result.upper_bounds, metrics[:1]),
+        ("intervals", result.intervals, metrics),
+        ("costs", result.costs, COSTS),
+        ("stratum_intervals", result.stratum_intervals, result.strata),
+    ]
+    parts += [
+        (f"stratum_intervals.{name}", result.stratum_intervals.get(name, {}), rows)
+        for name, rows in result.strata.items()
+    ]
+    if result.full_set is not None:
+        parts += [
+            ("full_set.metrics", result.full_set.metrics, metrics),
+            ("full_set.intervals", result.full_set.intervals, metrics),
+        ]
+    return next((f"{part}.{name}" for part, values, names in parts for name in names if name not in values), "")
 
 
 def average_over_samples(metrics_fn: MetricsFn, results: Sequence[GradedAnswer]) -> dict[str, float]:
@@ -310,9 +338,8 @@ def _compute_row_interval(row: Sequence[GradedAnswer], benchmark: Benchmark) -> 
 def compute_costs(scored: Sequence[ScoredEpisode]) -> dict[str, float]:
     """Return the mean costs over episodes, including those of their sub-agents."""
     behavior, usages = average_behavior(scored), [outcome.episode.usage for outcome in scored]
-    names = ("calls", "frac_with_tool_call", "turns", "visual_tokens")
     return {
-        **{name: behavior[name] for name in names},
+        **{name: behavior[name] for name in BEHAVIOR_COSTS},
         "text_tokens": fmean(usage.prompt_tokens + usage.sampled_tokens - usage.visual_tokens for usage in usages),
         "seconds": fmean(usage.seconds for usage in usages),
     }
