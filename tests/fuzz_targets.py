@@ -6,17 +6,21 @@ REFUSALS if it was refused; any other exception is a failure.
 
 import asyncio
 import base64
+import contextlib
+import copy
 import dataclasses
 import gzip
 import io
 import json
 import random
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
+from unittest import mock
 
 import av
 import numpy as np
 from archive_cases import build_tar, build_zip
+from matplotlib.figure import Figure
 from PIL import Image
 from published_rows import EXAMPLES, PARAVT_RL_ROWS, PARAVT_SFT_ROWS, PYVISION_RL_ROWS, PYVISION_SFT_ROWS
 from rich.table import Table
@@ -27,6 +31,7 @@ from saccade.chat.message_renderer import MessageRenderer
 from saccade.chat.parser import parse_reply
 from saccade.checks.run_checks import check_recipe
 from saccade.cli.terminal import SafeConsole
+from saccade.config import load
 from saccade.config.load import RECIPES_DIR, load_recipe, parse_yaml
 from saccade.data.archives import Archive, unpack
 from saccade.data.dataset import iterate_items, require_gradable
@@ -49,7 +54,9 @@ from saccade.media.video import decode_frames, index_video
 from saccade.metrics.metric_log import read_metric_rows
 from saccade.models.checkpoint_files import check_weights, verify_checksums, write_checksums
 from saccade.protocols import Context
+from saccade.reporting import plots
 from saccade.reporting.episode_view import build_timeline
+from saccade.reporting.plots import encode_figure
 from saccade.reporting.run_report import render_episode_page
 from saccade.rewards.answer_types.base import list_answer_types
 from saccade.rewards.judge import Judge
@@ -413,6 +420,29 @@ def build_run(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(run.path)): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
 
 
+@cache
+def draw_nothing():
+    return encode_figure(Figure((1, 1)), "svg")
+
+
+@lru_cache(maxsize=64)
+def _parse_yaml_once(text, source):
+    return parse_yaml(text, source)
+
+
+@contextlib.contextmanager
+def skip_slow_work(rng):
+    """Parse each YAML text once, and rasterize the plots of one report in eight: both take most of a report's time."""
+    with contextlib.ExitStack() as stack:
+        cached = mock.patch.object(
+            load, "parse_yaml", lambda text, source, **_: copy.deepcopy(_parse_yaml_once(text, source))
+        )
+        stack.enter_context(cached)
+        if rng.randrange(8):
+            stack.enter_context(mock.patch.object(plots, "encode_figure", return_value=draw_nothing()))
+        yield
+
+
 def report_damaged_run(rng, folder):
     files = build_run(folder)
     name = rng.choice([name for name in files if not name.startswith(".")])
@@ -430,7 +460,8 @@ def report_damaged_run(rng, folder):
             path.write_bytes(gzip.compress(new, 1) if name.endswith(".gz") else new)
         else:
             path.write_bytes(mutate_bytes(content, rng))
-        page = report_run(folder / "run", folder / "page.html").read_text(encoding="utf-8")
+        with skip_slow_work(rng):
+            page = report_run(folder / "run", folder / "page.html").read_text(encoding="utf-8")
         assert "\x1b" not in page
         assert "</html>" in page
     finally:
@@ -782,8 +813,13 @@ def print_hostile_text(rng, folder):
     assert "\x1b[2J" not in shown
 
 
+@cache
+def list_example_episodes():
+    return build_example_episodes()
+
+
 def render_page(rng, folder):
-    episode = rng.choice(build_example_episodes())
+    episode = rng.choice(list_example_episodes())
     for _ in range(rng.randint(1, 6)):
         episode = _replace_text(episode, mutate(NASTY + "[a](javascript:alert(1))", rng), rng)
     page = render_episode_page(episode)

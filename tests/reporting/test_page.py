@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from jinja2 import Environment
 from page_cases import NASTY, call, comparison, decode, encode, example, load_pixels, reply
 
 from saccade.config.load import dump_recipe
@@ -21,7 +22,7 @@ from saccade.reporting.episode_view import (
     group_reply_segments,
 )
 from saccade.reporting.examples import choose_examples, choose_run_examples
-from saccade.reporting.report import Report
+from saccade.reporting.report import Report, render_template
 from saccade.reporting.run_report import (
     build_curves,
     build_results,
@@ -312,3 +313,15 @@ def test_page_of_a_run_folder(tmp_path):
 
 def test_empty_folder_gives_an_empty_page(tmp_path):
     assert "<h1>" in write_report(tmp_path, evaluations={}).read_text()
+
+
+def test_templates_are_compiled_once(monkeypatch):
+    compiled, compile_source = [], Environment.compile
+
+    def compile_counted(environment, source, *given):
+        compiled.append(source)
+        return compile_source(environment, source, *given)
+
+    monkeypatch.setattr(Environment, "compile", compile_counted)
+    assert len({render_template("report.html.j2", report=Report(kind="a", title="b")) for _ in range(3)}) == 1
+    assert len(compiled) == len(set(compiled))

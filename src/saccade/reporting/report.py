@@ -153,6 +153,13 @@ def write_markdown(report: Report, path: Path, plot_folder: str | None = None) -
 
 def render_template(template: str, **context: Any) -> str:
     """Render a template of `static`; every value is escaped unless it is Markup."""
+    css = Markup((STATIC_FOLDER / "report.css").read_text(encoding="utf-8"))
+    page = _get_environment().get_template(template).render(css=css, **context)
+    return escape_control_characters("\n".join(line.rstrip() for line in page.strip().split("\n"))) + "\n"
+
+
+@functools.cache  # it keeps the compiled templates, which take longer than most pages
+def _get_environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(STATIC_FOLDER),
         autoescape=True,
@@ -167,9 +174,7 @@ def render_template(template: str, **context: Any) -> str:
         "answer": format_answer,
         "is_text": lambda cell: _ESTIMATE.match(cell) is None and _NUMBER.fullmatch(cell) is None,
     }
-    css = Markup((STATIC_FOLDER / "report.css").read_text(encoding="utf-8"))
-    page = environment.get_template(template).render(css=css, **context)
-    return escape_control_characters("\n".join(line.rstrip() for line in page.strip().split("\n"))) + "\n"
+    return environment
 
 
 def _emphasize_mean(cell: str) -> Markup:
