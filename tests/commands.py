@@ -5,6 +5,8 @@ import itertools
 import os
 import re
 import socket
+import subprocess
+import sys
 
 from error_cases import ANY
 from typer.testing import CliRunner
@@ -57,6 +59,28 @@ def fail(error_type, *arguments, key, value=ANY):
         assert error.value == value, f"value {error.value!r}: {error}"
     assert str(error) in done.stderr
     return done.stderr
+
+
+LOCK_HOLDER = """
+import sys
+from pathlib import Path
+from saccade.runs.run_lock import hold_lock
+with hold_lock(Path(sys.argv[1]), sys.argv[2]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def lock_elsewhere(folder, name):
+    """Hold a lock of a folder in another process, which is yielded and killed at the end."""
+    command = [sys.executable, "-c", LOCK_HOLDER, str(folder), name]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout.readline() == "held\n"
+            yield holder
+        finally:
+            holder.kill()
 
 
 # Below the range from which the kernel takes ports of clients and of servers at port 0. Workers have disjoint shares.

@@ -1,5 +1,6 @@
 """Two processes never write the same files of a run; a process that ends, however, leaves nothing locked."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -7,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import bad, good
+from commands import LOCK_HOLDER, bad, good, lock_elsewhere
 from error_cases import raises
 
 import saccade
@@ -16,15 +17,6 @@ from saccade.errors import RunError
 from saccade.runs import pipeline
 from saccade.runs.run_folder import Run
 from saccade.runs.run_lock import RunLock
-
-HOLDER = """
-import sys, time
-from pathlib import Path
-from saccade.runs.run_lock import RunLock
-with RunLock(Path(sys.argv[1]), sys.argv[2]):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -36,19 +28,8 @@ def folder(tmp_path):
 @pytest.fixture
 def hold(folder):
     """Return a function that holds a lock of the run in another process, and returns the process."""
-    holders = []
-
-    def start(name):
-        command = [sys.executable, "-c", HOLDER, str(folder), name]
-        holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        holders.append(holder)
-        assert holder.stdout.readline() == "held\n"
-        return holder
-
-    yield start
-    for holder in holders:
-        holder.kill()
-        holder.communicate()
+    with contextlib.ExitStack() as stack:
+        yield lambda name: stack.enter_context(lock_elsewhere(folder, name))
 
 
 def test_a_lock_that_another_process_holds_is_refused(folder, hold):
@@ -79,7 +60,7 @@ def test_a_process_may_hold_a_lock_twice(folder, hold):
     with RunLock(folder, "training"):
         with RunLock(folder, "training"):
             pass
-        command = [sys.executable, "-c", HOLDER, str(folder), "training"]
+        command = [sys.executable, "-c", LOCK_HOLDER, str(folder), "training"]
         second = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert second.returncode != 0
     assert f"process {os.getpid()} " in second.stderr

@@ -140,6 +140,7 @@ def _build(
     from saccade.config.load import load_data_build_recipe
     from saccade.runs.data_build import build as data_build
     from saccade.runs.pipeline import CHAT_ENGINE
+    from saccade.runs.run_lock import DATA_BUILD, hold_lock
 
     # An argument with an equals sign is a file if it exists.
     settings = [word for word in arguments if "=" in word and not os.path.exists(word)]
@@ -150,7 +151,7 @@ def _build(
     loaded = load_data_build_recipe(recipe, [*server, *settings])
     if not dry_run:
         data_build.require_teacher(loaded)
-    with data_build.lock_folder(folder):
+    with hold_lock(folder, DATA_BUILD):
         with show_progress_lines(out) as add_task:
             build = data_build.prepare(
                 videos, folder, loaded, skip_bad=on_bad is RowErrorAction.SKIP, start_stage=add_task

@@ -199,7 +199,7 @@ def _extract_members(
                 opened() as source,
                 convert_file_errors(target),
                 write_atomically(target, is_durable=False) as partial,
-                partial.open("wb") as out,
+                open_file(partial, "wb") as out,
             ):
                 out.writelines(_iterate_chunks(source))
             num_written += 1

@@ -85,7 +85,7 @@ def import_dataset(
     sources = [(os.path.abspath(file), os.stat(file).st_mtime_ns, os.stat(file).st_size) for file in files]
     job.restore(None if identity is None else [identity, sources, os.path.abspath(media_root or ""), on_bad])
     try:
-        with job.partial_path.open("ab") as partial:
+        with open_file(job.partial_path, "ab") as partial:
             for report, line in job.convert_rows():
                 partial.write(encode_json_line(line))
                 on_progress(report.rows)
@@ -154,10 +154,11 @@ class _ImportJob:
                     self.item_type = Demonstration if "replies" in item else Task
                 ids = [item.get("task", item)["id"] for item in line["items"]]
                 self.seen_ids.update(_hash_id(name) for name in (*ids, *(entry["id"] for entry in line["missing"])))
-            with self.partial_path.open("r+b") as file:
+            with open_file(self.partial_path, "r+b") as file:
                 file.truncate(sum(map(len, filter(lambda line: line.endswith(b"\n"), file))))
         else:
-            self.partial_path.write_bytes(header)
+            with open_file(self.partial_path, "wb") as file:
+                file.write(header)
 
     def _is_current(self, header: bytes) -> bool:
         """Return whether the partial file has the same identity and the media that its rows lack are still missing."""

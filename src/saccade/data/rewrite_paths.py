@@ -148,7 +148,7 @@ def rewrite_paths(
 def _rewrite_lines(source: Path, target: Path, rewriter: PathRewriter) -> int:
     """Copy the lines of a JSON or JSONL file with every path rewritten; return their number."""
     number = 0
-    with open_file(source) as file, target.open("wb") as out:
+    with open_file(source) as file, open_file(target, "wb") as out:
         for number, line in enumerate(file, start=1):
             try:
                 text = line.decode()

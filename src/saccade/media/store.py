@@ -27,7 +27,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.utils.files import read_bytes, write_atomically
+from saccade.utils.files import open_file, read_bytes, write_atomically
 from saccade.utils.hashing import compute_digest
 
 Pixels = NDArray[np.uint8]
@@ -79,7 +79,10 @@ class DiskStore:
             if not self._reserve(num_bytes):
                 return
             try:
-                with write_atomically(file, is_durable=False, is_shared=True) as draft, draft.open("wb") as output:
+                with (
+                    write_atomically(file, is_durable=False, is_shared=True) as draft,
+                    open_file(draft, "wb") as output,
+                ):
                     output.write(zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "big"))
                     output.write(content)
             except BaseException:

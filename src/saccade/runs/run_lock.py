@@ -11,16 +11,26 @@ import logging
 import os
 import socket
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from saccade.errors import RunError
-from saccade.utils.files import convert_file_errors, create_folder
+from saccade.utils.files import convert_file_errors, create_folder, require_regular
 
-TRAINING, REPORT = "training", "report"  # names of locks; that of an evaluation is `eval-NAME`
+# Names of locks; that of an evaluation is `eval-NAME`.
+TRAINING, REPORT, DATA_BUILD, ABLATION = "training", "report", "data-build", "ablation"
 _logger = logging.getLogger("saccade")
 _held: dict[Path, int] = {}  # how often this process holds each lock: to the kernel, a process never waits for itself
+
+
+@contextlib.contextmanager
+def hold_lock(folder: Path, name: str) -> Iterator[None]:
+    """Create a folder and hold one of its locks inside the block. Raises what `RunLock` raises."""
+    with RunLock(folder, name) as lock:
+        lock.acquire()
+        yield
 
 
 class RunLock:
@@ -52,6 +62,7 @@ class RunLock:
     def _lock_file(self) -> None:
         with convert_file_errors(self._path):
             create_folder(self._path.parent)
+            require_regular(self._path)
             file_descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(file_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

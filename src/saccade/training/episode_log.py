@@ -23,7 +23,7 @@ from saccade.errors import DataError, RunError, SaccadeError, convert_errors
 from saccade.media.relocation import map_media_paths
 from saccade.training.token_log import SUFFIX, StoredValues, TokenValues, read_token_values, write_token_values
 from saccade.types import Episode, Score
-from saccade.utils.files import convert_file_errors, read_bytes, write_atomically
+from saccade.utils.files import convert_file_errors, open_file, read_bytes, write_atomically
 from saccade.utils.jsonl import encode_json_line, parse_json_line, relativize_path, require_file
 
 EPISODES_FOLDER = "episodes"  # of a run
@@ -79,7 +79,7 @@ class EpisodeWriter:
     def _write_records(self, part: Path, records: Sequence[RolloutRecord]) -> None:
         # No time and no name in the header: equal episodes make equal files.
         with (
-            part.open("wb") as file,
+            open_file(part, "wb") as file,
             gzip.GzipFile(filename="", mode="wb", compresslevel=_COMPRESSION_LEVEL, fileobj=file, mtime=0) as archive,
         ):
             for record in records:

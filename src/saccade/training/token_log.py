@@ -33,7 +33,7 @@ class TokenValues:
 
 def write_token_values(path: Path, rows: Sequence[TokenValues]) -> None:
     """Write the values of a step."""
-    with path.open("wb") as file:
+    with open_file(path, "wb") as file:
         np.savez_compressed(
             file,
             key=np.array([identify_conversation(row.ledger) for row in rows], dtype=f"S{_KEY_CHARS}"),

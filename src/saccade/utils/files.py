@@ -52,7 +52,7 @@ _FILE_KINDS = {
 
 
 def open_file(path: str | os.PathLike[str], mode: str = "rb", **options: Any) -> Any:
-    """Open a file for reading, as `open` does. Raises OSError at once if it is neither a file nor a folder."""
+    """Open a file, as `open` does. Raises OSError at once if it is there and neither a file nor a folder."""
     return open(path, mode, opener=_open_regular, **options)
 
 
@@ -85,7 +85,7 @@ def require_regular_files(folder: str | os.PathLike[str]) -> None:
 
 def _open_regular(path: str, flags: int) -> int:
     require_regular(path)  # opening a socket or a device has other errors, or effects
-    file_descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    file_descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         _check_kind(os.fstat(file_descriptor), path)
         os.set_blocking(file_descriptor, True)
@@ -141,6 +141,7 @@ def write_atomically(target: Path, *, is_durable: bool = True, is_shared: bool =
     # Next to the target: a rename is atomic only within one file system.
     name = f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.draft" if is_shared else f"{target.name}.part"
     partial = target.with_name(name)
+    require_regular(partial)
     try:
         yield partial
         if is_durable:
@@ -173,7 +174,7 @@ def write_folder_atomically(target: Path) -> Iterator[Path]:
 
 def sync_path(path: Path) -> None:
     """Write a file's content, or a folder's list of names, to the disk. Raises OSError, e.g. for a full disk."""
-    file_descriptor = os.open(path, os.O_RDONLY)
+    file_descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         os.fsync(file_descriptor)
     except OSError as error:

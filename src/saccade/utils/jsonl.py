@@ -26,7 +26,7 @@ ItemT = TypeVar("ItemT")
 
 def write_jsonl(path: str | os.PathLike[str], items: Iterable[Any]) -> None:
     """Write one line per item, atomically and durably."""
-    with write_atomically(Path(path)) as partial, partial.open("wb") as file:
+    with write_atomically(Path(path)) as partial, open_file(partial, "wb") as file:
         file.writelines(encode_json_line(item) for item in items)
 
 
@@ -68,13 +68,12 @@ def read_json(path: Path, item_type: type[ItemT], *, hint: str) -> ItemT:
 
 def append_jsonl(path: str | os.PathLike[str], item: Any) -> None:
     """Append one line durably; remove a truncated last line first."""
-    with Path(path).open("a+b") as file:
+    with open_file(path, "a+b") as file:
         is_new = not file.seek(0, os.SEEK_END)
         _repair_last_line(file)
         file.write(encode_json_line(item))
         file.flush()
-        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            os.fsync(file.fileno())
+        os.fsync(file.fileno())
     if is_new:
         sync_path(Path(path).parent)
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 from ablation_cases import SET, SMALL
-from commands import bad, fail, good, run
+from commands import bad, fail, good, lock_elsewhere, run
 from polling import block_until
 
 from saccade.errors import RunError
-from saccade.runs.ablations.run import lock_folder
 from saccade.runs.ablations.schedule import Ablation
 from saccade.runs.ablations.worker import lock_file
 from saccade.runs.run_folder import Run
+from saccade.runs.run_lock import ABLATION
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
@@ -138,7 +138,7 @@ def test_a_folder_of_another_lab_is_refused(path, folder, tmp_path):
     assert "quick=false" in bad("ablate", path, *SMALL, "--quick", "--out", folder, "--resume")
     (tmp_path / "mine.yaml").write_text(SET.replace("steps: 4\nbaseline", "steps: 5\nbaseline"))
     assert "spec.steps=4" in bad("ablate", tmp_path / "mine.yaml", *SMALL, "--out", folder, "--resume")
-    with lock_folder(folder):
+    with lock_elsewhere(folder, ABLATION):
         fail(RunError, "ablate", path, *SMALL, "--out", folder, "--resume", key=folder)
 
 

@@ -6,7 +6,9 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -17,12 +19,13 @@ import av
 import pytest
 from chat_server import completion, server
 from color_teacher import identify, make_clip, teach
-from commands import bad, fail, good, run
+from commands import bad, fail, good, lock_elsewhere, run
 from error_cases import raises
 
 from saccade.config.load import load_data_build_recipe, load_recipe
 from saccade.data.dataset import load_demonstrations, load_tasks
 from saccade.errors import BrokenEngineError, ConfigError, DataError, MediaError, RunError
+from saccade.runs.run_lock import DATA_BUILD
 
 REAL = Path(__file__).parents[4] / "shared" / "media"
 # Two frames of twelve seconds, at 3 and 9, show the answers of some questions and not of others.
@@ -434,11 +437,25 @@ def test_nothing_starts_without_confirmation_or_a_teacher(clips, tmp_path):
 
 
 def test_two_builds_in_one_folder_are_refused(clips, tmp_path):
-    from saccade.runs.data_build.build import lock_folder
+    with lock_elsewhere(tmp_path / "out", DATA_BUILD) as holder:
+        command = ["data", "build", clips, "--out", tmp_path / "out", "--dry-run"]
+        fail(RunError, *command, key=tmp_path / "out", value=holder.pid)
+    good(*command)
 
-    with lock_folder(tmp_path / "out"):
-        fail(RunError, "data", "build", clips, "--out", tmp_path / "out", "--dry-run", key=tmp_path / "out")
-    assert os.path.exists(tmp_path / "out")
+
+@pytest.mark.slow
+def test_a_named_pipe_in_the_folder_of_a_build_holds_nothing(built, clips, tmp_path):
+    folder, _ = built
+    names = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    assert {*map(str, names)} >= {*FILES, "stages/captions.jsonl", ".locks/data-build.lock"}
+    with server(teach) as served:
+        for number, name in enumerate([*names, Path("tasks.jsonl.part")]):
+            copy = tmp_path / str(number)
+            shutil.copytree(folder, copy)
+            (copy / name).unlink(missing_ok=True)
+            os.mkfifo(copy / name)
+            assert "named pipe" in bad(*build(served, clips, copy)), name
+            assert stat.S_ISFIFO((copy / name).stat().st_mode)
 
 
 def test_only_a_data_build_reads_its_section(tmp_path):

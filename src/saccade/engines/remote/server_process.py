@@ -213,7 +213,7 @@ class ServerProcess:
 
     def _start(self) -> None:
         _truncate_log(self.log)
-        with self.log.open("ab") as file:
+        with open_file(self.log, "ab") as file:
             file.write(f"--- started at {time.strftime('%Y-%m-%d %H:%M:%S')}: {self.config.model} ---\n".encode())
             file.flush()
             self._log_start = file.tell()

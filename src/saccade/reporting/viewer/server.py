@@ -39,6 +39,7 @@ from saccade.reporting.viewer.episodes import StoredEpisode, list_images
 from saccade.reporting.viewer.library import Library, UnknownItemError
 from saccade.reporting.viewer.parameters import InvalidParameterError, check_parameters
 from saccade.reporting.viewer.plain_json import dump_json
+from saccade.utils.files import open_file
 
 STATIC_FOLDER = Path(__file__).parent / "static"
 REFRESH_SECONDS = 2.0  # between two looks at the files of the runs
@@ -195,7 +196,7 @@ class Viewer:
             check_parameters(request.query_params.multi_items())
             number, path = self._require_questions().create_file(_get(request, "name"))
             size = 0
-            with path.open("wb") as file:
+            with open_file(path, "wb") as file:
                 async for chunk in request.stream():
                     size += len(chunk)
                     if size > MAX_UPLOAD:

@@ -49,7 +49,7 @@ from saccade.rollouts.ray.messages import (
 from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.rollouts.runner import RunEpisode, run_episode
 from saccade.types import Episode, Task
-from saccade.utils.files import convert_file_errors
+from saccade.utils.files import convert_file_errors, open_file
 
 C = TypeVar("C", bound=RolloutComponents)
 LOG_FILE = "logs/ray.log"  # of a run: what the driver and all workers print
@@ -300,7 +300,7 @@ class RayExecutor:
         log_path = self._folder / LOG_FILE
         with convert_file_errors(log_path):
             log_path.parent.mkdir(parents=True, exist_ok=True)
-            log = log_path.open("ab")
+            log = open_file(log_path, "ab")
         with log, theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", "saccade.rollouts.ray.driver", str(theirs.fileno())],

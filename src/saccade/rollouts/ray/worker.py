@@ -43,6 +43,7 @@ from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.rollouts.runner import run_episode
 from saccade.types import Episode
 from saccade.utils import cpus
+from saccade.utils.files import open_file
 
 if TYPE_CHECKING:
     from saccade.rollouts.components import RolloutComponents
@@ -262,7 +263,7 @@ async def _pin_cpus(count: int, host: str) -> list[TextIO]:
 
 def _lock_file(path: Path) -> TextIO | None:
     """Return the open file with a lock on it; None if another process has locked it."""
-    file = path.open("w")
+    file = open_file(path, "w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

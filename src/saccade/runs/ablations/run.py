@@ -24,15 +24,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from saccade.errors import RunError
 from saccade.metrics.tables import Table
 from saccade.reporting.console import UpdateProgress
 from saccade.runs.ablations.report import write_report
 from saccade.runs.ablations.schedule import NUM_PROCESSES, Ablation, Job, estimate_minutes
-from saccade.runs.ablations.worker import lock_file
-from saccade.utils.files import convert_file_errors, read_text, write_text
+from saccade.runs.run_lock import ABLATION, hold_lock
+from saccade.utils.files import convert_file_errors, open_file, read_text, write_text
 from saccade.utils.jsonl import append_jsonl
 from saccade.utils.versions import collect_versions
 
@@ -47,7 +47,7 @@ def resolve_ablation(folder: Path, ablation: Ablation, *, resume: bool, keep_sel
     independent of each other.
     """
     if not (folder / "ablation.json").exists():
-        if folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
+        if folder.exists() and any(path.name != ".locks" for path in folder.iterdir()):
             raise RunError(
                 f"{folder} is not empty and holds no ablation; choose another folder with --out", key=str(folder)
             )
@@ -80,20 +80,11 @@ def run(
     folder: Path, ablation: Ablation, *, add_task: Callable[..., UpdateProgress], print_line: Callable[[str], None]
 ) -> tuple[Path, list[Table], Mapping[str, str]]:
     """Run the jobs that are not done; return the report page, its tables, and why jobs failed. Raises RunError."""
-    with lock_folder(folder):
+    with hold_lock(folder, ABLATION):
         write_text(folder / "ablation.json", ablation.model_dump_json(indent=1) + "\n")
         record_invocation(folder, shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
         failures = JobPool(folder=folder, jobs=ablation.build_jobs()).run(add_task, print_line)
         return *write_report(folder, ablation, failures), failures
-
-
-def lock_folder(folder: Path) -> IO[str]:
-    """Lock an ablation's folder until the returned file is closed. Raises RunError if another process holds it."""
-    try:
-        return lock_file(folder / ".lock", wait=False)
-    except BlockingIOError:
-        message = f"another process is using {folder}; wait for it, or choose another folder with --out"
-        raise RunError(message, key=str(folder)) from None
 
 
 def record_invocation(folder: Path, command: str) -> None:
@@ -178,7 +169,7 @@ class JobPool:
         log = self.folder / "jobs" / f"{name}.log"
         with convert_file_errors(log):
             log.parent.mkdir(parents=True, exist_ok=True)
-            with log.open("wb") as output:
+            with open_file(log, "wb") as output:
                 # In a new session, so that Ctrl-C reaches it once, from `stop`.
                 return subprocess.Popen(
                     [sys.executable, "-m", "saccade.runs.ablations.worker", str(self.folder), name, str(os.getpid())],

@@ -38,7 +38,7 @@ from saccade.runs.ablations.schedule import Ablation, Job, configure_evaluation,
 from saccade.runs.run_folder import Run
 from saccade.training.checkpoint import list_checkpoints
 from saccade.types import ScoredEpisode
-from saccade.utils.files import convert_file_errors, read_text, write_text
+from saccade.utils.files import convert_file_errors, open_file, read_text, write_text
 from saccade.utils.jsonl import write_jsonl
 
 WRITE_INTERVAL_SECONDS = 1.0  # at least, between two writes of a job's progress
@@ -82,7 +82,7 @@ def lock_file(path: Path, *, wait: bool) -> IO[str]:
     """Return an open file that is locked until it is closed or the process ends; without `wait`, BlockingIOError."""
     with convert_file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
+        file = open_file(path, "w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:

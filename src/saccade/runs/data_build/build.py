@@ -10,12 +10,10 @@ was interrupted anywhere, and writes the same files as one that wasn't.
 """
 
 import asyncio
-import contextlib
-import fcntl
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -91,21 +89,6 @@ class Build:
     rejections: list[Rejection]
     counts: dict[str, int] = field(default_factory=dict)
     usage: dict[str, StageUsage] = field(default_factory=dict)
-
-
-@contextlib.contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Create a folder and lock it for this process. Raises RunError if another build runs in it."""
-    with convert_file_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            message = f"another build runs in {folder}; wait for it, or choose another folder"
-            raise RunError(message, key=str(folder)) from error
-        yield
 
 
 def require_teacher(recipe: DataBuildRecipe) -> None:
