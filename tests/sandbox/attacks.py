@@ -374,6 +374,7 @@ PROTOCOL_PRELUDE = f"""{PRELUDE}
 import struct, socket, os
 line = socket.socket(fileno=os.dup(3))
 nonce = find_worker()._nonce
+DONE, IMAGE_SHOWN, VIDEO_REQUEST = 1, 2, 3
 def head(kind, a=0, b=0, c=0, size=0, n=None): return struct.pack('<8sBIIII', nonce if n is None else n, kind, a, b, c, size)
 """
 
@@ -405,4 +406,13 @@ PROTOCOL = {
     "another socket": "a, b = socket.socketpair(); os.dup2(a.fileno(), 3)",
     "read the worker's requests": "line.settimeout(0.1); line.recv(1)",
     "never read": "line.sendall(head(3, 0) * 1000)",
+    "a frame without height": "line.sendall(head(VIDEO_REQUEST, 0, 9, 0, 4) + bytes(4)); time.sleep(1)",
+    "a frame of 2**32 lines": "line.sendall(head(VIDEO_REQUEST, 0, 2**32 - 1, 2**32 - 1, 4) + bytes(4)); time.sleep(1)",
+    "half a number of a frame": "line.sendall(head(VIDEO_REQUEST, 0, 9, 9, 5) + bytes(5)); time.sleep(1)",
+    "frames for the dead": "line.sendall(head(VIDEO_REQUEST, 0, 64, 64, 3600) + bytes(3600)); os._exit(0)",
+    "requests without pause": "for _ in range(20_000): line.sendall(head(VIDEO_REQUEST, 0, 9, 9, 4) + bytes(4))",
+    "half a picture": "line.sendall(head(IMAGE_SHOWN, 1000, 1000, 0, 3_000_000) + bytes(5)); time.sleep(99)",
+    "narrow pictures": "for _ in range(100): line.sendall(head(IMAGE_SHOWN, 300, 1, 0, 900) + bytes(900))",
+    "done, and going on": "line.sendall(head(DONE)); print('later')\nwhile True: pass",
+    "done twice": "line.sendall(head(DONE) * 2)",
 }

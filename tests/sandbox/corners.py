@@ -135,3 +135,67 @@ plt.figure(FigureClass=F); plt.show()""",
     "display of forged objects": "display(type('P', (Image.Image,), {{'size': (9, 9), 'mode': 'RGB', 'im': None}})(), type('R', (), {{'__repr__': lambda s: 'x' * 10**8}})())",
     "an endless display": "display(type('R', (), {{'__repr__': lambda s: __import__('time').sleep(99)}})())",
 }
+
+# Signals that would continue a stopped worker, in the forms that a filter of 32-bit arguments could miss.
+CORNERS |= {
+    "SIGCONT with high bits": "me, thread = os.getpid(), threading.get_native_id(); breach(sysc(62, me, 18 | (1 << 40)) == 0); breach(sysc(234, me, thread, 18 | (1 << 35)) == 0)",
+    "SIGCONT to groups": "for target in (0, -1, -os.getpid()): breach(sysc(62, target, 18) == 0)",
+    "SIGCONT with a message": """
+info, me = ctypes.create_string_buffer(bytes(8) + (0xFFFFFFFF).to_bytes(4, 'little') + bytes(116)), os.getpid()
+breach(sysc(129, me, 18, info) == 0); breach(sysc(297, me, me, 18, info) == 0)""",
+    "SIGCONT in place of SIGIO": "import fcntl; fcntl.fcntl(socket.socketpair()[0], 10, 18); breach()",
+    "SIGCONT at the zygote's death": "breach(_libc.prctl(1, 18, 0, 0, 0) == 0)",
+    "a flag beyond 32 bits": """
+fd, buffer = os.open(np.__file__, os.O_RDONLY), ctypes.create_string_buffer(64)
+part = ctypes.create_string_buffer(ctypes.addressof(buffer).to_bytes(8, 'little') + (64).to_bytes(8, 'little'))
+breach(sysc(327, fd, part, 1, 0, 0, 8) >= 0); breach(sysc(327, fd, part, 1, 0, 0, 8 | (1 << 33)) >= 0)""",
+    "pages of libraries removed": """
+import mmap
+address = np.frombuffer(mmap.mmap(os.open(np.__file__, os.O_RDONLY), 4096, prot=mmap.PROT_READ), np.uint8).ctypes.data
+breach([advice for advice in (9, 20, 21) if sysc(28, address, 4096, advice) == 0])""",
+    "room reserved in every way": "f = open('a', 'wb'); breach([mode for mode in (0, 1, 2, 3, 8, 16, 32, 64) if sysc(285, f.fileno(), mode, 0, 1 << 30) == 0])",
+    "copies that are unlinked": """
+open('a', 'wb').write(bytes(30 << 20)); held = []
+while True:
+    source, copy = os.open('a', os.O_RDONLY), os.open('b', os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.unlink('b'); os.sendfile(copy, source, 0, 30 << 20); held.append(copy); os.close(source)""",
+    "maps that are unlinked": """
+import mmap
+held = []
+while True:
+    f = open('b', 'wb+'); f.truncate(30 << 20); pages = mmap.mmap(f.fileno(), 0); os.unlink('b'); held.append(pages)
+    for at in range(0, 30 << 20, 4096): pages[at] = 1""",
+    "folders without number": "for n in range(10**6): os.mkdir(str(n))",
+    "folders without end": "while True: os.mkdir('d'); os.chdir('d')",
+}
+
+HABITS |= {
+    "native threads that hash": """
+import hashlib
+def f():
+    data = bytes(1 << 20)
+    while True: hashlib.sha256(data).digest()
+for _ in range(8): threading.Thread(target=f, daemon=True).start()""",
+    "threads that copy in the kernel": """
+open('a', 'wb').truncate(30 << 20)
+def f():
+    while True:
+        source, copy = os.open('a', os.O_RDONLY), os.open('b', os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.sendfile(copy, source, 0, 30 << 20); os.close(source); os.close(copy)
+for _ in range(4): threading.Thread(target=f, daemon=True).start()""",
+    "threads that yield": """
+def f():
+    while True: sysc(24)
+for _ in range(30): threading.Thread(target=f, daemon=True).start()
+f()""",
+    "all signals blocked": "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\nwhile True: pass",
+    "an exchange without end": "require(find_worker(), '_in_exchange')._in_exchange = True\nwhile True: pass",
+    "every exception swallowed": """
+while True:
+    try:
+        while True: pass
+    except BaseException: pass""",
+    "a picture of one line": "print('before'); Image.new('RGB', (4_000_000, 1)).show(); Image.new('RGB', (1, 4_000_000)).show()",
+    "narrow pictures without end": "for _ in range(20_000): Image.new('RGB', (300, 1)).show()",
+    "the module of json": "import json; json.loads = json.dumps = None; sys.modules['json'] = None",
+}

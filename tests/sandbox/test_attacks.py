@@ -92,7 +92,10 @@ def targets():
 
 
 def attack(server, targets, code, videos=()):
-    """Run an attack and return its result; it may break one further call (by an alarm, a dying thread), not more."""
+    """Run an attack and return its result.
+
+    It may break two further calls (a thread that prints in one and dies in the next), not more.
+    """
 
     async def body():
         served = [ServedVideo(path, f"video_clue_{number}") for number, path in enumerate(videos)]

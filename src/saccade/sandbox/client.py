@@ -33,6 +33,7 @@ from saccade.sandbox.protocol import IMAGE_LOCATION, Header, MessageKind
 SETUP_TIMEOUT = 60.0
 SHORTAGE_TIMEOUT = 5.0  # of a machine without memory, after which a worker that holds much of it is replaced
 MIN_HELD_BYTES = 512 * MIB  # that make a worker a possible cause
+_JOINED_BYTES = 2**16
 MAX_SHARED_IMAGES = 200  # memory descriptors passed to a worker; further images are copied over the socket
 
 
@@ -167,6 +168,7 @@ class Sandbox:
                 setup_messages.append(header.pack() + IMAGE_LOCATION.pack(len(memories) - 1, offset))
                 offset += len(shown.rgb_bytes)
         setup_messages += [Header(MessageKind.VIDEO, number).pack() for number in range(len(self._videos))]
+        setup_messages = _join_small(setup_messages)
         with contextlib.ExitStack() as stack:
             shared_fds = [stack.enter_context(memory.open_fd()) for memory in memories]
             self._worker = await self._fork_server.spawn(self._limits, self._seed, shared_fds)
@@ -191,6 +193,19 @@ class Sandbox:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
+
+
+def _join_small(messages: Sequence[bytes]) -> list[bytes]:
+    """Join messages that are sent in a row, so that thousands of them take few sends."""
+    joined: list[list[bytes]] = []
+    size = _JOINED_BYTES
+    for message in messages:
+        if size + len(message) > _JOINED_BYTES:
+            joined.append([])
+            size = 0
+        joined[-1].append(message)
+        size += len(message)
+    return [b"".join(parts) for parts in joined]
 
 
 def _pack_shown_images(images: Mapping[int, ShownImage]) -> list[bytes]:

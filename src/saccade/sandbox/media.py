@@ -24,6 +24,7 @@ from saccade.sandbox.protocol import MAX_BYTES_PER_REQUEST, VideoMetadata
 from saccade.sandbox.scheduler import count_cpus
 
 MAX_FRAME_PIXELS, MAX_UPSCALED_PIXELS = 2**26, 2**22  # of one frame: at its own size, and upscaled
+MAX_FRAME_SIDE = 2**16  # a scaled frame's; libraries fail beyond
 MAX_SLICE_PIXELS = 2**27  # that are decoded at a time for one episode: a fraction of a second
 MIN_DECODED_PIXELS = 2**16  # that a smaller frame counts as
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -92,7 +93,8 @@ class VideoRequest:
         self._size = self._size if self._size[0] else own_size
         area, own_area = (width * height for width, height in (self._size, own_size))
         max_area = min(MAX_FRAME_PIXELS, max(MAX_UPSCALED_PIXELS, own_area))
-        if area > max_area or (len(self._numbers) > 1 and 3 * area * len(self._numbers) > MAX_BYTES_PER_REQUEST):
+        is_large = area > max_area or max(self._size) > MAX_FRAME_SIDE
+        if is_large or (len(self._numbers) > 1 and 3 * area * len(self._numbers) > MAX_BYTES_PER_REQUEST):
             message = f"{self._name}: {len(self._numbers)} frames of {self._size[0]}x{self._size[1]} pixels"
             raise MediaError(f"{message} are too much at once", key=self._name, value=self._size)
         if max(self._numbers) >= count:

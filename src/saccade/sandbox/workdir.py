@@ -75,6 +75,12 @@ def measure_usage(folder: str, max_entries: int, proc_dir: str = "") -> tuple[in
     return total, count
 
 
+def is_small(folder: str, max_entries: int) -> bool:
+    """Return whether a folder holds fewer files and folders than that, none of them deeply nested."""
+    size, count = measure_usage(folder, max_entries)
+    return count < max_entries and size < _UNBOUNDED_BYTES
+
+
 def _find_unlinked_sizes(folder: str, proc_dir: str) -> dict[int, int]:
     """Return the bytes of unlinked files on the device of `folder` that a process has open or mapped, by inode."""
     sizes: dict[int, int] = {}

@@ -38,6 +38,8 @@ _COMMON_MODULES = (
     "numpy.linalg numpy.random matplotlib.patches matplotlib.cm matplotlib.gridspec PIL.ImageChops PIL.ImageColor "
     "PIL.ImageDraw PIL.ImageEnhance PIL.ImageFilter PIL.ImageFont PIL.ImageOps PIL.ImageStat"
 )
+MAX_FAST_REMOVAL = 256  # files and folders of a working folder that is removed at once
+MAX_WAITING_FOLDERS = 64  # working folders that wait to be removed
 _IDLE_SECONDS = 0.002  # without a request or an exit, after which a worker is preforked
 
 
@@ -137,6 +139,7 @@ class Zygote:
         self._workers: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> (pid, status socket)
         self._waiting: tuple[int, socket.socket] | None = None  # the pid and request socket of a forked process
         self._poll = select.epoll()
+        self._remover = FolderRemover(jail_config.work_root, self._poll)
 
     def serve(self) -> NoReturn:
         """Serve the host until it closes the control socket."""
@@ -152,6 +155,8 @@ class Zygote:
             for fd, _ in events:
                 if fd == self._control.fileno():
                     self._accept()
+                elif fd == self._remover.pidfd:
+                    self._remover.handle_exit()
                 else:
                     self._reap_worker(fd)
 
@@ -199,16 +204,65 @@ class Zygote:
                     raise
 
     def _reap_worker(self, pidfd: int) -> None:
-        """Report a worker's exit status, and remove its working folder."""
+        """Report a worker's exit status, then remove its working folder."""
         pid, status_socket = self._workers.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
         _, status, usage = os.wait4(pid, 0)
-        if not self._jail_config.isolation.namespaces and os.path.isdir(self._jail_config.resolve_work_dir(pid)):
-            with contextlib.suppress(OSError):  # the supervisor removes the rest at the end
-                workdir.remove_tree(self._jail_config.resolve_work_dir(pid))
         _send_status(status_socket, {"status": status, "cpu": usage.ru_utime + usage.ru_stime})
         status_socket.close()
+        if not self._jail_config.isolation.namespaces:
+            with contextlib.suppress(OSError):  # the supervisor removes the rest at the end
+                self._remover.remove(self._jail_config.resolve_work_dir(pid))
+
+
+class FolderRemover:
+    """Removes working folders; those with many files in a child process, so that no other worker waits for that."""
+
+    def __init__(self, work_root: str, poll: select.epoll) -> None:
+        self._work_root, self._poll = work_root, poll
+        self._waiting: list[str] = []
+        self._num_moved = self._pid = 0
+        self.pidfd = -1  # of the child process, if there is one
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder if it exists, now or later; its path is free at once. Raises OSError."""
+        if workdir.is_small(folder, MAX_FAST_REMOVAL):
+            if os.path.isdir(folder):
+                workdir.remove_tree(folder)
+            return
+        moved = f"{self._work_root}/removed-{self._num_moved}"
+        os.rename(folder, moved)
+        self._num_moved += 1
+        self._waiting.append(moved)
+        if self._pid and len(self._waiting) > MAX_WAITING_FOLDERS:  # they come faster than they can be removed
+            self.handle_exit()
+        if not self._pid:
+            self._start()
+
+    def handle_exit(self) -> None:
+        """Wait for the child process to end, and start the next one if folders are left."""
+        os.waitpid(self._pid, 0)
+        self._poll.unregister(self.pidfd)
+        os.close(self.pidfd)
+        self._pid, self.pidfd = 0, -1
+        if self._waiting:
+            self._start()
+
+    def _start(self) -> None:
+        folders, self._waiting = self._waiting, []
+        self._pid = os.fork()
+        if not self._pid:
+            try:
+                syscalls.die_with_parent()
+                os.nice(jail.NICE_LEVEL)
+                for folder in folders:
+                    with contextlib.suppress(OSError):
+                        workdir.remove_tree(folder)
+            finally:
+                os._exit(0)
+        self.pidfd = os.pidfd_open(self._pid)
+        self._poll.register(self.pidfd, select.EPOLLIN)
 
 
 def _send_status(status_socket: socket.socket, message: dict[str, Any]) -> None:
