@@ -58,6 +58,11 @@ os.mkdir(b'\\xff\\xfe'); os.mkdir(b'a\\nb'); os.mkdir('x' * 255); os.symlink('/'
 os.rename('x' * 255, '\\udcff'); os.symlink('.', 'round'); os.chdir('round/round/round')""",
     "links without number": "open('a','w').close()\nfor n in range(10**6): os.link('a', str(n))",
     "links that are long": "for n in range(10**6): os.symlink('x' * 4000, str(n))",
+    "a table of descriptors for a thread": "breach(sysc(436, 3000, 3001, 2) == 0); breach(sysc(436, 3000, 3001, 6) == 0)",
+    "a thread with a table of descriptors": """
+stack = ctypes.create_string_buffer(65536)
+entry, top = ctypes.cast(_libc.pause, ctypes.c_void_p), ctypes.c_void_p((ctypes.addressof(stack) + 65000) & ~15)
+breach([hex(flags) for flags in (0x10b00, 0x10d00, 0x11f00, 0x18f00) if _libc.clone(entry, top, flags, None) > 0])""",
     "a file cut out of another": "f=open('a','wb'); f.write(b'x'*9999); f.flush(); breach(sysc(285, f.fileno(), 0, 0, 1<<40) == 0)",
 }
 
@@ -72,6 +77,12 @@ fd = os.open(np.__file__, os.O_RDONLY)
 address = np.frombuffer(mmap.mmap(fd, 4096, prot=mmap.PROT_READ), np.uint8).ctypes.data
 breach(sysc(27, address, 4096, ctypes.create_string_buffer(1)) == 0); breach(sysc(28, address, 4096, 21) == 0)
 breach(os.preadv(fd, [bytearray(4096)], 0, os.RWF_NOWAIT))""",
+    "waits at a word of a file": """
+import mmap
+word = np.frombuffer(mmap.mmap(os.open(np.__file__, os.O_RDONLY), 4096, prot=mmap.PROT_READ), np.uint8)
+address, value = word.ctypes.data, int.from_bytes(word[:4].tobytes(), 'little')
+second = ctypes.create_string_buffer(bytes([1] + [0] * 15))
+breach([command for command in (0, 9, 11, 0x109) if sysc(202, address, command, value, second, 0, 1) == 0 or ctypes.get_errno() != 11])""",
     "how busy the machine is": "breach(sysc(99, ctypes.create_string_buffer(128)) == 0)",
 }
 

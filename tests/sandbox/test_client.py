@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,16 @@ from pathlib import Path
 import pytest
 from error_cases import raises
 from PIL import Image
-from sandbox_cases import LONG_LIMITS, PATIENCE, LateClock, SignalVideo, format_signal, run_cells, wait_until
+from sandbox_cases import (
+    LONG_LIMITS,
+    PATIENCE,
+    LateClock,
+    SignalVideo,
+    format_signal,
+    run_and_get_text,
+    run_cells,
+    wait_until,
+)
 
 import saccade
 from saccade.errors import ConfigError, SandboxError
@@ -777,3 +787,67 @@ def test_reading_a_shared_image_leaves_no_trace_for_other_episodes(server):
     assert (before.error, reading.text, again.text) == (None, "True\n", "True\n")
     assert "PermissionError" in clearing.error
     assert after.text == before.text
+
+
+QUEUE_SIGNALS = """
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, range(34, 64))
+for _ in range({count}): os.kill(os.getpid(), 40)
+"""
+RECEIVE_SIGNAL = f"{QUEUE_SIGNALS.format(count=1)}print(signal.sigtimedwait([40], 1).si_pid)"
+
+
+def test_queued_signals_of_one_episode_do_not_show_in_others(servers):
+    """The kernel counts them per user, and without namespaces all workers may have the same one."""
+
+    async def body():
+        server = servers("namespaces")
+        async with (
+            Sandbox.open(LONG_LIMITS, fork_server=server) as first,
+            Sandbox.open(LONG_LIMITS, fork_server=server) as second,
+        ):
+            before = await first.run(RECEIVE_SIGNAL)
+            await second.run(QUEUE_SIGNALS.format(count=400))
+            return before, await first.run(RECEIVE_SIGNAL)
+
+    before, after = asyncio.run(body())
+    assert (before.error, after.error) == (None, None)
+    assert after.text == before.text
+
+
+WAIT_AND_WAKE = """
+import ctypes, mmap, os, time
+word = np.frombuffer(mmap.mmap(os.open(np.__file__, os.O_RDONLY), 4096, prot=mmap.PROT_READ), np.uint8)
+address, value = ctypes.c_void_p(word.ctypes.data), int.from_bytes(word[:4].tobytes(), "little")
+syscall = ctypes.CDLL(None, use_errno=True).syscall
+"""
+FUTEX = {"x86_64": 202, "aarch64": 98}
+
+
+def test_episodes_cannot_wake_each_other(any_server):
+    """A futex in a file is the same for all processes that map it, also read-only."""
+    wait = f"{WAIT_AND_WAKE}\nprint(syscall({FUTEX[platform.machine()]}, address, 0, value, (ctypes.c_long * 2)(5, 0)))"
+    wake = f"""{WAIT_AND_WAKE}
+end, woken = time.monotonic() + 5, 0
+while not woken and time.monotonic() < end: woken = syscall({FUTEX[platform.machine()]}, address, 1, 1)
+print(woken)"""
+
+    async def body():
+        async with (
+            Sandbox.open(LONG_LIMITS, fork_server=any_server) as first,
+            Sandbox.open(LONG_LIMITS, fork_server=any_server) as second,
+        ):
+            return await asyncio.gather(first.run(wait), second.run(wake))
+
+    waiting, waking = asyncio.run(body())
+    assert (waiting.text, waking.text) == ("-1\n", "0\n")
+
+
+def test_native_threads_can_be_joined(any_server):
+    code = """
+import ctypes
+libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
+sleep, microseconds = ctypes.cast(libc.usleep, ctypes.c_void_p), ctypes.c_void_p(50_000)
+print(libc.pthread_create(ctypes.byref(thread), None, sleep, microseconds))
+print(libc.pthread_join(thread, None))"""
+    assert run_and_get_text(any_server, code) == "0\n0\n"

@@ -51,7 +51,7 @@ def errno_action(number):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize("call", ["read", "openat", "mmap", "futex", "ppoll", "getrandom", "exit_group"])
+@pytest.mark.parametrize("call", ["read", "openat", "mmap", "ppoll", "getrandom", "exit_group"])
 def test_common_calls_are_allowed(name, call):
     assert filter_call(name, call, 3, 2**40) == ALLOW
 
@@ -83,6 +83,20 @@ def test_what_other_episodes_do_does_not_show(name):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
+def test_threads_share_one_table_of_descriptors(name):
+    assert filter_call(name, "close_range", 3, 9, 0) == filter_call(name, "close_range", 3, 9, 4) == ALLOW
+    assert filter_call(name, "close_range", 3, 9, 2) == filter_call(name, "close_range", 3, 9, 6)
+    assert filter_call(name, "close_range", 3, 9, 2) == errno_action(errno.EINVAL)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_nothing_waits_at_a_word_that_other_processes_see(name):
+    for command in (0, 1, 3, 9, 11, 0x109):  # wait, wake, requeue, wait for bits, requeue to a lock; by the real clock
+        assert filter_call(name, "futex", 2**40, command | 128) == ALLOW
+        assert filter_call(name, "futex", 2**40, command) == (ALLOW if command == 1 else errno_action(errno.EAGAIN))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_newer_calls_are_reported_as_missing(name):
     assert filter_call(name, "clone3") == filter_call(name, "openat2") == errno_action(errno.ENOSYS)
     architecture = get_architecture(name)
@@ -111,6 +125,8 @@ def test_calls_of_another_architecture_kill(name):
         ("clone", (17,), False),  # a process
         ("clone", (0x4111,), False),  # vfork
         ("clone", (0x3D0F00 | 0x10000000,), False),
+        ("clone", (0x3D0F00 & ~0x400,), False),  # descriptors of its own
+        ("clone", (0x3D0F00 | 0x1000,), False),  # with a pidfd
         ("prlimit64", (0, 7), True),
         ("prlimit64", (1, 7), False),
         ("fcntl", (3, 1), True),

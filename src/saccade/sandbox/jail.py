@@ -287,7 +287,9 @@ def _set_limits(jail: JailConfig, limits: Limits, num_kept_fds: int) -> None:
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
         resource.RLIMIT_MSGQUEUE: 0,
-        resource.RLIMIT_SIGPENDING: 256,
+        # The kernel counts queued signals per user: workers of one user could see each other's. Those that it sends
+        # itself, and kill() below SIGRTMIN, are exempt.
+        resource.RLIMIT_SIGPENDING: 0,
     }
     if jail.isolation.per_worker_user:
         bounds[resource.RLIMIT_NPROC] = limits.max_threads

@@ -19,7 +19,7 @@ from saccade.errors import ConfigError
 # name, number on x86-64, number on aarch64 ("-": it has none)
 _ALLOWED = """
     read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, preadv 295 69, pwritev 296 70,
-    creat 85 -, close 3 57, close_range 436 436,
+    creat 85 -, close 3 57,
     lseek 8 62, stat 4 -, fstat 5 80, lstat 6 -, newfstatat 262 79, statx 332 291, access 21 -, faccessat 269 48,
     faccessat2 439 439, getdents 78 -, getdents64 217 61, mkdir 83 -, mkdirat 258 34, rmdir 84 -, unlink 87 -,
     unlinkat 263 35, rename 82 -, renameat 264 38, renameat2 316 276, link 86 -, linkat 265 37, symlink 88 -,
@@ -28,7 +28,7 @@ _ALLOWED = """
     pipe2 293 59, getcwd 79 17, chdir 80 49, fchdir 81 50, umask 95 166, statfs 137 43, fstatfs 138 44,
     copy_file_range 326 285, sendfile 40 71,
     mmap 9 222, mprotect 10 226, munmap 11 215, mremap 25 216, brk 12 214, msync 26 227,
-    futex 202 98, set_robust_list 273 99, set_tid_address 218 96, rseq 334 293, sched_yield 24 124,
+    set_robust_list 273 99, set_tid_address 218 96, rseq 334 293, sched_yield 24 124,
     sched_get_priority_max 146 125, sched_get_priority_min 147 126, getcpu 309 168, membarrier 324 283,
     arch_prctl 158 -, exit 60 93, exit_group 231 94, wait4 61 260, waitid 247 95,
     nanosleep 35 101, gettimeofday 96 169,
@@ -59,7 +59,8 @@ _UNSUPPORTED = """
 # Libraries fall back to older calls, whose arguments a filter can read.
 _NOT_IMPLEMENTED = "clone3 435 435, openat2 437 437"
 _CONDITIONAL = """
-    open 2 -, openat 257 56, preadv2 327 286, pwritev2 328 287, madvise 28 233, clock_gettime 228 113,
+    open 2 -, openat 257 56, close_range 436 436, futex 202 98, preadv2 327 286, pwritev2 328 287, madvise 28 233,
+    clock_gettime 228 113,
     clock_getres 229 114, clock_nanosleep 230 115, ioctl 16 29, fcntl 72 25, prctl 157 167,
     prlimit64 302 261, kill 62 129, tgkill 234 131,
     clone 56 220, socketpair 53 199, sendto 44 206, recvfrom 45 207, getsockopt 55 209, getpgid 121 155, getsid 124 156,
@@ -76,8 +77,11 @@ _LOCK_COMMANDS = (5, 6, 7, 36, 37, 38)
 _SOCKET_OPTIONS = (3, 4, 7, 8, 30, 38, 39)  # type, error, sizes, listening?, protocol, domain; nothing about the peer
 _PROCESS_QUERIES = ("getpgid", "getsid", "get_robust_list", "sched_getaffinity", "sched_getparam", "sched_getscheduler")
 _PRCTLS = (3, 15, 16, 23, 0x53564D41)  # dumpable?, names, capability?, names of memory
-_CLONE_THREAD = 0x00010000
-_CLONE_NEW = 0x7E020000  # every kind of namespace
+# What a thread of a process shares with the others: CLONE_VM, FS, FILES, SIGHAND, THREAD
+_CLONE_SHARED = 0x00000100 | 0x00000200 | 0x00000400 | 0x00000800 | 0x00010000
+_CLONE_REFUSED = 0x7E020000 | 0x0000F000  # every kind of namespace; PIDFD, PTRACE, VFORK, PARENT
+_CLOSE_RANGE_UNSHARE = 2
+_FUTEX_WAKE, _FUTEX_PRIVATE, _FUTEX_COMMANDS = 1, 0x80, 0xFF
 _AF_UNIX = 1
 _TMPFILE = 0x400000  # __O_TMPFILE: a file without a name, which the host couldn't count
 _MADVISE_RECLAIM = (20, 21)  # MADV_COLD, MADV_PAGEOUT
@@ -164,6 +168,19 @@ def _build_conditions(pid: int) -> dict[str, list[bytes]]:
     return {
         "openat": [*_refuse_nonzero(_ARGUMENTS_OFFSET + 8 * 2, _TMPFILE, errno.EOPNOTSUPP), allow],
         "open": [*_refuse_nonzero(_ARGUMENTS_OFFSET + 8 * 1, _TMPFILE, errno.EOPNOTSUPP), allow],
+        # Each table of descriptors may hold RLIMIT_NOFILE of them: sockets full of data, which no limit on memory
+        # counts, and unlinked files, which the host finds only in the table of the main thread.
+        "clone": _allow_values(0, (_CLONE_SHARED,), mask=_CLONE_SHARED | _CLONE_REFUSED),
+        "close_range": [*_refuse_nonzero(_ARGUMENTS_OFFSET + 8 * 2, _CLOSE_RANGE_UNSHARE, errno.EINVAL), allow],
+        # Episodes that wait at the same word of a library file could wake each other. pthread_join, which waits in the
+        # same way for the end of a native thread, tries again until that has ended. Wakes alone find nothing to wake.
+        "futex": [
+            _encode_instruction(_LOAD, _ARGUMENTS_OFFSET + 8 * 1),
+            _encode_instruction(_AND, _FUTEX_PRIVATE),
+            _encode_instruction(_EQUAL, 0, 1, 0),
+            allow,
+            *_allow_values(1, (_FUTEX_WAKE,), mask=_FUTEX_COMMANDS, error=errno.EAGAIN),
+        ],
         # What other episodes do must not show: in the page cache (RWF_NOWAIT, reclaim) or in CPU clocks.
         "preadv2": without_flags,
         "pwritev2": without_flags,
@@ -179,7 +196,6 @@ def _build_conditions(pid: int) -> dict[str, list[bytes]]:
         # A worker that could continue itself would run between calls.
         "kill": [*_refuse_value(1, signal.SIGCONT), *_allow_values(0, (pid,))],
         "tgkill": [*_refuse_value(2, signal.SIGCONT), *_allow_values(0, (pid,))],
-        "clone": _allow_values(0, (_CLONE_THREAD,), mask=_CLONE_THREAD | _CLONE_NEW),
         "socketpair": _allow_values(0, (_AF_UNIX,)),
         "getsockopt": _allow_values(2, _SOCKET_OPTIONS),
         # With an address, a datagram pair could write to any socket that has a path.
@@ -191,13 +207,15 @@ def _build_conditions(pid: int) -> dict[str, list[bytes]]:
     }
 
 
-def _allow_values(argument: int, values: Sequence[int], mask: int | None = None, action: int = _ALLOW) -> list[bytes]:
+def _allow_values(
+    argument: int, values: Sequence[int], mask: int | None = None, action: int = _ALLOW, error: int = errno.EPERM
+) -> list[bytes]:
     """Allow a call if the low half of an argument (these arguments have 32 bits) is in `values`, else refuse it."""
     code = [_encode_instruction(_LOAD, _ARGUMENTS_OFFSET + 8 * argument)]
     code += [] if mask is None else [_encode_instruction(_AND, mask)]
     for value in values:
         code += [_encode_instruction(_EQUAL, value, 0, 1), _encode_instruction(_RETURN, action)]
-    return [*code, _encode_instruction(_RETURN, _ERRNO | errno.EPERM)]
+    return [*code, _encode_instruction(_RETURN, _ERRNO | error)]
 
 
 def _refuse_value(argument: int, value: int) -> list[bytes]:
