@@ -5,11 +5,12 @@ import random
 from dataclasses import replace
 
 import pytest
-from commands import bad, fail, good
+from commands import bad, fail, good, run
 from error_cases import raises
 
+from saccade.checks import scaling
 from saccade.checks.estimates import PlanAssumptions
-from saccade.checks.scaling import ClusterPlanner, build_server_table, measure_run
+from saccade.checks.scaling import ClusterPlanner, build_cluster_tables, build_server_table, measure_run
 from saccade.checks.simulation import (
     Cluster,
     Conversation,
@@ -19,7 +20,7 @@ from saccade.checks.simulation import (
     _Clock,
     _Group,
     _Request,
-    _Server,
+    _ServerPool,
     simulate,
 )
 from saccade.config.load import load_recipe
@@ -144,7 +145,8 @@ def test_a_server_with_poisson_arrivals_is_a_queue_of_known_length():
     # M/M/c: c replies at an equal pace, exponential lengths; the mean wait is Erlang's C formula.
     rate, c, num_requests = 2.4, 3, 40_000
     clock, rng = _Clock(), random.Random(0)
-    server = _Server(clock, replace(COSTS, decode_step=1.0, decode_step_per_reply=0.0, max_replies=c))
+    costs = replace(COSTS, decode_step=1.0, decode_step_per_reply=0.0, max_replies=c)
+    server = _ServerPool(clock, costs, size=1).select()
     group, waits, arrival = _Group(number=0, version=0), list[float](), 0.0
     for _ in range(num_requests):
         arrival += rng.expovariate(rate)
@@ -176,6 +178,34 @@ def test_bad_amounts_are_named():
         replace(CLUSTER, servers=0)
     with raises(ConfigError, key="num_steps", value=3):
         simulate(replace(WORKLOAD, max_staleness=2), COSTS, CLUSTER, num_steps=3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_more_servers_than_are_used_change_nothing_but_their_idle_share(mode):
+    """The simulation creates servers as they are used; before, it searched all of them at each request."""
+    workload = replace(WORKLOAD, **MODES[mode])
+    few, many = (simulate(workload, COSTS, replace(CLUSTER, servers=size), num_steps=8) for size in (200, 100_000))
+    assert few.used_servers == many.used_servers < 200
+    busy = (1 - few.servers_idle) * 200 / 100_000
+    assert many == replace(few, servers_idle=pytest.approx(1 - busy))
+    exact = simulate(workload, COSTS, replace(CLUSTER, servers=few.used_servers), num_steps=8)
+    assert exact == replace(few, servers_idle=pytest.approx(1 - (1 - few.servers_idle) * 200 / few.used_servers))
+
+
+def test_a_request_goes_to_the_first_of_the_servers_with_the_fewest():
+    rng, clock = random.Random(0), _Clock()
+    pool, group = _ServerPool(clock, COSTS, size=5), _Group(number=0, version=0)
+    for number in range(200):
+        server = pool.select()
+        everyone = [*pool.servers, *[None] * (5 - len(pool.servers))]
+        counts = [other.num_requests if other else 0 for other in everyone]
+        assert server.num_requests == min(counts)
+        assert pool.servers.index(server) == counts.index(min(counts))
+        server.submit(_Request(prefill=0.0, num_tokens=rng.uniform(1, 9), group=group, on_done=lambda: None))
+        if number % 50 == 49:
+            rng.choice(pool.servers).cancel(group)
+        for _ in range(rng.randrange(3)):
+            clock.run_next()
 
 
 # ---- recipes -------------------------------------------------------------------------------------------------------
@@ -213,3 +243,65 @@ def test_check_prints_the_simulation_for_gpus_alone():
     assert "Simulated RL steps" not in good("recipes", "check", "tiny/para_grpo", "--gpus", 8)
     local = ("engine.name=local", "rl.max_staleness=0", "--gpus", 8, "--servers", 2)
     assert "--servers=2" in bad("recipes", "check", "paravt/para_grpo", *local)
+
+
+def test_clusters_beyond_the_used_servers_are_not_simulated_again(monkeypatch):
+    simulated, recipe = [], load_recipe("paravt/para_grpo", ["rl.prompts_per_step=2"])
+
+    def record(workload, costs, cluster, **options):
+        simulated.append(cluster.servers)
+        return simulate(workload, costs, cluster, **options)
+
+    monkeypatch.setattr(scaling, "simulate", record)
+    planner, fresh = (ClusterPlanner(recipe, USUAL, num_steps=1) for _ in range(2))
+    planner.simulate(8, 400)
+    for servers in (100, 4000):
+        result = fresh.simulate(8, servers).result
+        fresh = ClusterPlanner(recipe, USUAL, num_steps=1)
+        simulated.clear()
+        assert planner.simulate(8, servers).result == replace(result, servers_idle=pytest.approx(result.servers_idle))
+        assert not simulated
+    assert planner.simulate(8, 1).result.used_servers == 1
+    simulated.clear()
+    build_cluster_tables(planner, 4096)
+    assert len(simulated) < 60  # of 106 splits that are compared
+
+
+def test_assumptions_that_the_plan_replaces_are_named():
+    done = run("recipes", "check", "tiny/para_grpo", "--reply", 99999999, "--calls", 99, "--video", "64x64")
+    assert done.exit_code == 0
+    for option, limit in (
+        ("--reply=99999999", "sampling.max_tokens="),
+        ("--calls=99", "max_calls_per_turn"),
+        ("--video", "synthetic"),
+    ):
+        [line] = [line for line in done.stderr.splitlines() if option in line]
+        assert line.startswith("tiny/para_grpo: ")
+        assert limit in line
+    assert not run("recipes", "check", "paravt/para_grpo", "--reply", 9, "--calls", 1, "--video", "64x64").stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("pyvision/video_baseline", ("--calls", 1), "the recipe has no tools"),
+        ("tiny/para_grpo", ("--servers", 2), "model.device=cpu"),
+        ("tiny/para_grpo", ("--up-to", 2), "model.device=cpu"),
+        ("paravt/sft", ("--up-to", 2), "the recipe has no RL"),
+    ],
+)
+def test_options_without_effect_are_named(name, options, reason):
+    done = run("recipes", "check", name, *options)
+    assert done.exit_code == 0
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"{name}: {options[0]} has no effect: ")
+    assert reason in line
+
+
+@pytest.mark.parametrize("video", ["wide", "0x9", "9x", "65536x9", f"{'9' * 5000}x9", "-1x9"])
+def test_a_size_of_videos_that_is_none_is_refused(video):
+    fail(ConfigError, "recipes", "check", "tiny/base", "--video", video, key="--video", value=video)
+
+
+def test_gpus_of_costs_need_costs():
+    fail(ConfigError, "recipes", "check", "tiny/base", "--costs-gpus", 2, key="--costs-gpus")

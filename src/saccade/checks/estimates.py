@@ -119,6 +119,25 @@ def resolve_assumptions(
     return recipe, assumptions
 
 
+def explain_replaced_assumptions(recipe: Recipe, assumptions: PlanAssumptions) -> list[str]:
+    """Return a sentence for each assumption in place of which the plan uses the recipe's own limit or size."""
+    sentences = []
+    reply, calls, max_tokens = assumptions.reply_tokens, assumptions.calls_per_turn, recipe.sampling.max_tokens
+    if reply is not None and reply > max_tokens:
+        sentences.append(f"--reply={reply} is above sampling.max_tokens={max_tokens}, which the plan uses")
+    named = (recipe.environment, *recipe.environments.values())
+    environments = [resolve_settings("environments", plugin) for plugin in named]
+    calls_limit = max(map(_get_max_calls, environments))
+    if calls is not None and not any(map(resolve_tool_settings, environments)):
+        sentences.append("--calls has no effect: the recipe has no tools")
+    elif calls is not None and calls > calls_limit:
+        limit = "the calls of a turn that the recipe allows (max_calls_per_turn)"
+        sentences.append(f"--calls={calls} is above {calls_limit}, {limit}, which the plan uses")
+    if assumptions.video_size != PlanAssumptions().video_size and not recipe.model.memory_plan_model:
+        sentences.append("--video has no effect: the plan uses the recipe's synthetic videos or images")
+    return sentences
+
+
 # ---- an episode ----------------------------------------------------------------------------------------------------
 
 
@@ -161,7 +180,7 @@ def estimate_episode(
     settings, count_tokens = resolve_settings("environments", recipe.environment), build_token_counter(recipe, sizes)
     tools = resolve_tool_settings(settings)
     turns = settings.get("max_tool_turns", 0) if tools else 0
-    calls = settings.get("max_calls_per_turn", 1) if settings.get("parallel_tool_calls", True) else 1
+    calls = _get_max_calls(settings)
     calls = calls if assumptions.calls_per_turn is None else min(calls, assumptions.calls_per_turn)
     reply = min(recipe.sampling.max_tokens, assumptions.reply_tokens or recipe.sampling.max_tokens)
     prefill = _PREFILL_TOKENS if settings.get("force_think") else 0
@@ -186,8 +205,8 @@ def estimate_episode(
         if prompt >= context:
             key = f"{section}.settings.max_context_tokens"
             raise ConfigError(
-                f"a prompt of {num_frames} frames takes {prompt} tokens, and the context ends at {context}; show fewer "
-                f"or smaller frames, or raise {key}",
+                f"a prompt of {num_frames} frames and a question of {assumptions.question_tokens} tokens takes "
+                f"{prompt} tokens, and the context ends at {context}; show fewer or smaller frames, or raise {key}",
                 key=key,
                 value=context,
             )
@@ -215,6 +234,11 @@ def estimate_episode(
     ]
     largest = max(sub_agents, key=lambda conversation: conversation.total_tokens, default=None)
     return EpisodeSize(conversations=tuple(main), sub_agent=largest, max_tool_turns=turns, calls_per_turn=calls)
+
+
+def _get_max_calls(settings: Mapping[str, Any]) -> int:
+    """Return the most calls of a turn, from an environment's settings."""
+    return int(settings.get("max_calls_per_turn", 1)) if settings.get("parallel_tool_calls", True) else 1
 
 
 def count_tool_visual_tokens(tool: Mapping[str, Any], calls: int, turns: int, factor: int) -> int:

@@ -94,6 +94,7 @@ class ClusterPlanner:
         self._workload = measured.change_workload(workload) if measured else workload
         self._costs, self._episode = measured and measured.costs, episode
         self._num_steps = self._workload.max_staleness + 1 + num_steps
+        self._saturated = dict[int, ClusterPlan]()  # by training GPUs: a plan with more servers than it uses
         self.has_servers = plugins.get_attribute("engines", self._recipe.engine.name, "has_separate_weights")
 
     def find_problem(self, trainer_gpus: int) -> str:
@@ -117,6 +118,11 @@ class ClusterPlanner:
 
     def simulate(self, trainer_gpus: int, servers: int) -> ClusterPlan:
         """Simulate a cluster that fits. Raises ConfigError if a server can't hold a conversation."""
+        saturated = self._saturated.get(trainer_gpus)
+        if saturated and servers >= saturated.result.used_servers:
+            busy_servers = (1 - saturated.result.servers_idle) * saturated.servers
+            result = replace(saturated.result, servers_idle=1 - busy_servers / servers)
+            return ClusterPlan(trainer_gpus=trainer_gpus, servers=servers, result=result)
         micro_steps, num_tokens = list_micro_step_tokens(self._training, trainer_gpus)
         workers = self._recipe.rollouts.ray if self._recipe.rollouts.executor == "ray" else None
         # A run's rows are shorter than the longest ones of the plan.
@@ -129,7 +135,10 @@ class ClusterPlanner:
             episodes_per_worker=workers.max_episodes if workers else MAX_EPISODES_IN_PROGRESS,
         )
         result = simulate(self._workload, self._get_costs(trainer_gpus), cluster, num_steps=self._num_steps)
-        return ClusterPlan(trainer_gpus=trainer_gpus, servers=servers, result=result)
+        plan = ClusterPlan(trainer_gpus=trainer_gpus, servers=servers, result=result)
+        if result.used_servers < servers:
+            self._saturated[trainer_gpus] = plan
+        return plan
 
     def compare_servers(self, trainer_gpus: int) -> Iterator[ClusterPlan]:
         """Double the servers as long as that gains something."""
@@ -402,11 +411,20 @@ def simulate_recipe(
 
     One has the steps with so many training GPUs and servers, the other those of clusters of up to `max_gpus`.
     """
-    if "rl" not in recipe.model_fields_set or (recipe.model.device == "cpu" and measured is None):
+    if explain_missing_simulation(recipe, has_costs=measured is not None):
         return []
     planner = ClusterPlanner(recipe, assumptions, model_root=model_root, measured=measured)
     tables = [build_server_table(planner, trainer_gpus, servers)]
     return [*tables, *build_cluster_tables(planner, max_gpus)] if max_gpus else tables
+
+
+def explain_missing_simulation(recipe: Recipe, *, has_costs: bool) -> str:
+    """Return why no steps of a recipe are simulated, or nothing."""
+    if "rl" not in recipe.model_fields_set:
+        return "the recipe has no RL"
+    if recipe.model.device == "cpu" and not has_costs:
+        return "the recipe trains on a CPU (model.device=cpu), whose costs need --costs RUN"
+    return ""
 
 
 _HEADER = ("steps/h", "s a step", "waits", "trains", "syncs")

@@ -19,7 +19,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, zip_longest
 from typing import Literal
 
 from saccade.errors import ConfigError
@@ -156,6 +156,7 @@ class SimulationResult:
     served_tokens: float  # per step; those of cancelled episodes included
     num_steps: int
     max_age: int  # weight versions between the start of a group and its training
+    used_servers: int  # more of them change nothing but the share of the time in which they are idle
 
     @property
     def steps_per_hour(self) -> float:
@@ -238,11 +239,11 @@ class _Server:
     with the smallest sum of its length and the progress at its start.
     """
 
-    def __init__(self, clock: _Clock, costs: StageCosts) -> None:
-        self._clock, self._costs, self._is_paused = clock, costs, False
+    def __init__(self, clock: _Clock, costs: StageCosts, *, is_paused: bool, on_change: Event) -> None:
+        self._clock, self._costs, self._is_paused, self._on_change = clock, costs, is_paused, on_change
         self._waiting, self._prefilling = deque[_Request](), deque[_Request]()
         self._decoding, self._num_decoding = list[tuple[float, int, _Request]](), 0
-        self._progress, self._updated, self._numbers, self._event_number = 0.0, 0.0, count(), 0
+        self._progress, self._updated, self._numbers, self._event_number = 0.0, clock.now, count(), 0
         self.busy_seconds = self.reply_seconds = self.num_tokens = 0.0
 
     @property
@@ -253,6 +254,7 @@ class _Server:
     def submit(self, request: _Request) -> None:
         self.update()
         self._waiting.append(request)
+        self._on_change()
         self._schedule()
 
     def set_paused(self, is_paused: bool) -> None:
@@ -269,6 +271,7 @@ class _Server:
         self._decoding = [entry for entry in self._decoding if entry[2].group is not group]
         self._num_decoding = len(self._decoding)
         heapq.heapify(self._decoding)
+        self._on_change()
         self._schedule()
 
     def update(self) -> None:
@@ -281,8 +284,9 @@ class _Server:
         if self._prefilling:
             self._prefilling[0].prefill -= elapsed
         else:
-            self._progress += elapsed / self._compute_step_seconds()
-            self.num_tokens += elapsed / self._compute_step_seconds() * self._num_decoding
+            num_tokens = elapsed / self._compute_step_seconds()  # of each reply
+            self._progress += num_tokens
+            self.num_tokens += num_tokens * self._num_decoding
 
     def _compute_step_seconds(self) -> float:
         # A server that needs no time still takes some, so that a reply's end is an event of its own.
@@ -322,8 +326,41 @@ class _Server:
             return
         self._progress, _, request = heapq.heappop(self._decoding)
         self._num_decoding -= 1
+        self._on_change()
         self._schedule()
         request.on_done()
+
+
+class _ServerPool:
+    """Finds the server with the fewest requests; a server exists from its first request on.
+
+    So the time that a simulation takes depends on the servers in use, not on those of the cluster.
+    """
+
+    def __init__(self, clock: _Clock, costs: StageCosts, size: int) -> None:
+        self._clock, self._costs, self._size, self._is_paused = clock, costs, size, False
+        self.servers = list[_Server]()
+        self._fewest = list[tuple[int, int]]()  # a heap of requests and server; entries of changed servers are stale
+
+    def select(self) -> _Server:
+        """Return the first of the servers with the fewest requests."""
+        while self._fewest and self._fewest[0][0] != self.servers[self._fewest[0][1]].num_requests:
+            heapq.heappop(self._fewest)
+        if (self._fewest and not self._fewest[0][0]) or len(self.servers) == self._size:
+            return self.servers[self._fewest[0][1]]
+        index = len(self.servers)
+
+        def on_change() -> None:
+            heapq.heappush(self._fewest, (self.servers[index].num_requests, index))
+
+        self.servers.append(_Server(self._clock, self._costs, is_paused=self._is_paused, on_change=on_change))
+        return self.servers[index]
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Pause or resume all servers."""
+        self._is_paused = is_paused
+        for server in self.servers:
+            server.set_paused(is_paused)
 
 
 class _SimulatedWorker:
@@ -396,7 +433,7 @@ class _Simulator:
 
     def __init__(self, workload: Workload, costs: StageCosts, cluster: Cluster, rng: random.Random) -> None:
         self._workload, self._costs, self._cluster, self._rng, self._clock = workload, costs, cluster, rng, _Clock()
-        self._servers = [_Server(self._clock, costs) for _ in range(cluster.servers)]
+        self._pool = _ServerPool(self._clock, costs, cluster.servers)
         self._workers = [_SimulatedWorker(self._clock, cluster.threads_per_worker) for _ in range(cluster.workers)]
         self._numbers, self._version, self._step, self._num_needed, self._num_over_provisioned = count(), 0, 0, 0, 0
         self._in_progress, self._waiting = dict[int, _Group](), list[_Group]()  # started and ended
@@ -422,11 +459,9 @@ class _Simulator:
             totals.max_age = max([totals.max_age, *(step - group.version for group in groups)])
             totals.sampled_tokens += sum(group.num_tokens for group in groups)
             self._wait(train_seconds)
-            for server in self._servers:
-                server.set_paused(True)
+            self._pool.set_paused(True)
             self._wait(sync_seconds)
-            for server in self._servers:
-                server.set_paused(False)
+            self._pool.set_paused(False)
             self._version = step + 1
             self._start_groups()
             self._wait(costs.step)
@@ -436,20 +471,23 @@ class _Simulator:
         return self._summarize(totals, num_steps - workload.max_staleness - 1)
 
     def _start_totals(self) -> _Totals:
-        for server in self._servers:
+        for server in self._pool.servers:
             server.update()
         for worker in self._workers:
             worker.update()
         return _Totals(
             start=self._clock.now,
-            served=[(server.busy_seconds, server.reply_seconds, server.num_tokens) for server in self._servers],
+            served=[(server.busy_seconds, server.reply_seconds, server.num_tokens) for server in self._pool.servers],
             worked=[worker.busy_seconds for worker in self._workers],
         )
 
     def _summarize(self, totals: _Totals, num_steps: int) -> SimulationResult:
         before, now, seconds = totals, self._start_totals(), self._clock.now - totals.start
         busy, reply_seconds, num_tokens = (
-            sum(end[index] - start[index] for start, end in zip(before.served, now.served, strict=True))
+            sum(
+                end[index] - start[index]
+                for start, end in zip_longest(before.served, now.served, fillvalue=(0.0, 0.0, 0.0))
+            )
             for index in range(3)
         )
         worked = sum(now.worked) - sum(before.worked)
@@ -465,13 +503,14 @@ class _Simulator:
             train_seconds=totals.train / num_steps,
             sync_seconds=totals.sync / num_steps,
             trainer_idle=compute_idle(totals.busy, 1),
-            servers_idle=compute_idle(busy, len(self._servers)),
+            servers_idle=compute_idle(busy, self._cluster.servers),
             workers_idle=compute_idle(worked, num_threads),
             replies_per_server=reply_seconds / busy if busy else 0.0,
             sampled_tokens=totals.sampled_tokens / num_steps,
             served_tokens=num_tokens / num_steps,
             num_steps=num_steps,
             max_age=totals.max_age,
+            used_servers=len(self._pool.servers),
         )
 
     def _wait(self, seconds: float) -> None:
@@ -501,9 +540,9 @@ class _Simulator:
         return taken
 
     def _choose(self) -> list[_Group] | None:
-        groups = sorted(self._waiting, key=lambda group: (group.version, group.number))[: self._num_needed]
-        if len(groups) < self._num_needed:
+        if len(self._waiting) < self._num_needed:
             return None
+        groups = sorted(self._waiting, key=lambda group: (group.version, group.number))[: self._num_needed]
         if not self._workload.max_staleness:
             return groups
         others = [group for group in self._waiting if group not in groups]
@@ -555,7 +594,7 @@ class _Simulator:
             self._num_running -= group.worker is not None
             if group.worker is not None:
                 group.worker.num_groups -= 1
-            for server in self._servers:
+            for server in self._pool.servers:
                 server.cancel(group)
         self._in_progress.clear()
         self._not_running.clear()
@@ -603,7 +642,7 @@ class _Simulator:
         if group.is_cancelled:
             return
         if is_sub_agent or group.server is None:
-            server = min(self._servers, key=lambda server: server.num_requests)
+            server = self._pool.select()
             group.server = group.server or server
         else:
             server = group.server

@@ -29,6 +29,8 @@ def _complete_key(ctx: typer.Context, incomplete: str) -> list[str]:
     return [text.removesuffix("=") for text in complete_setting(ctx, incomplete)]
 
 
+_MAX_VIDEO_SIDE = 65_535  # pixels
+
 recipes_app = typer.Typer(help="List recipes, show one in full, explain a key, check them, and plan steps.")
 
 
@@ -108,8 +110,9 @@ def _check(
         typer.Option(metavar="RUN", help="Simulate with the costs that this run measured, not with those of an H100."),
     ] = None,
     costs_gpus: Annotated[
-        int, typer.Option("--costs-gpus", min=1, help="GPUs on which the run of --costs trained.")
-    ] = 1,
+        int | None,
+        typer.Option("--costs-gpus", min=1, max=4096, help="GPUs on which the run of --costs trained; 1 by default."),
+    ] = None,
     video: Annotated[str, typer.Option(help="Size of a video, width x height in pixels.")] = "1920x1080",
     question: Annotated[int, typer.Option(min=0, help="Tokens of a question with its options.")] = 64,
     reply: Annotated[int | None, typer.Option(min=1, help="Tokens of a usual reply; the maximum by default.")] = None,
@@ -123,6 +126,8 @@ def _check(
     """
     settings = [word for word in names or () if "=" in word]
     recipe_names = [word for word in names or () if "=" not in word] or list_recipes()
+    if costs_gpus is not None and costs is None:
+        raise ConfigError("--costs-gpus needs --costs RUN, the run that trained on them", key="--costs-gpus")
     video_size, failed, recipes = _parse_video_size(video), list[str](), dict[str, Recipe]()
 
     def report_failure(name: str, error: SaccadeError) -> None:  # and continue with the other recipes
@@ -136,18 +141,24 @@ def _check(
             report_failure(name, error)
     if not recipes:
         raise typer.Exit(1)
-    from saccade.checks.estimates import PlanAssumptions
+    from saccade.checks.estimates import PlanAssumptions, explain_replaced_assumptions
     from saccade.checks.plan import NOTE, build_plan
     from saccade.checks.run_checks import check_recipe
-    from saccade.checks.scaling import measure_run, simulate_recipe
+    from saccade.checks.scaling import explain_missing_simulation, measure_run, simulate_recipe
 
     assumptions = PlanAssumptions(
         video_size=video_size, question_tokens=question, reply_tokens=reply, calls_per_turn=calls
     )
-    measured = None if costs is None else measure_run(costs, costs_gpus)
+    measured = None if costs is None else measure_run(costs, costs_gpus or 1)
     for name, recipe in recipes.items():
         try:
             check_recipe(recipe)
+            ignored = [option for option, value in (("--servers", servers), ("--up-to", up_to)) if value]
+            sentences = explain_replaced_assumptions(recipe, assumptions)
+            if reason := explain_missing_simulation(recipe, has_costs=measured is not None):
+                sentences += [f"{option} has no effect: no steps are simulated, since {reason}" for option in ignored]
+            for sentence in sentences:
+                err.print(escape(f"{name}: {sentence}"), style="yellow", soft_wrap=True)
             # The model path of a run's recipe is relative to the run's folder.
             root = Path(name).parent
             print_tables(build_plan(name, recipe, assumptions, gpus=gpus, nodes=nodes, model_root=root))
@@ -164,8 +175,13 @@ def _check(
 
 def _parse_video_size(text: str) -> tuple[int, int]:
     width, _, height = text.partition("x")
-    if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+    # Longer numbers aren't converted: Python refuses those of thousands of digits.
+    sizes = [int(side) for side in (width, height) if side.isdecimal() and len(side) <= len(str(_MAX_VIDEO_SIDE))]
+    if len(sizes) < 2 or not all(1 <= side <= _MAX_VIDEO_SIDE for side in sizes):
         raise ConfigError(
-            f"--video can't be {text!r}; write it as width x height, such as 1920x1080", key="--video", value=text
+            f"--video can't be {text!r}; write it as width x height, such as 1920x1080, each at most "
+            f"{_MAX_VIDEO_SIDE:,}",
+            key="--video",
+            value=text,
         )
-    return int(width), int(height)
+    return sizes[0], sizes[1]
