@@ -86,10 +86,10 @@ def test_rl_after_sft_samples_from_the_sharded_weights(folder):
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the rank in /proc")
 @pytest.mark.parametrize(
     ("rank", "num_processes"),
-    [(1, 2), pytest.param(0, 4, marks=pytest.mark.soak)],
+    [(1, 2), *(pytest.param(rank, 4, marks=pytest.mark.soak) for rank in range(4))],
 )
 def test_a_killed_rank_ends_the_job_with_one_sentence(folder, rank, num_processes):
-    program, run = [sys.executable, "-m", "saccade"], folder / f"killed-{rank}"
+    program, run = [sys.executable, "-m", "saccade"], folder / f"killed-{rank}-{num_processes}"
     model = ("--model", folder / "model", "--data", folder / "data", "--out", run, "--nproc", num_processes)
     process = start(program, folder, "sft", "tiny/para_grpo", *model, "sft.steps=5000", "sft.save_every=2")
     saved = run / "sft"

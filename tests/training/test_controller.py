@@ -1,6 +1,6 @@
-"""Which reason rank 0 reports, and which rank reports that rank 0 is lost; the store is real, the ranks aren't."""
+"""Which reason rank 0 reports, and which rank reports it if rank 0 is lost; the store is real, the ranks aren't."""
 
-import json
+import signal
 
 import pytest
 from error_cases import raises
@@ -8,8 +8,8 @@ from torch import distributed
 
 from saccade.errors import RunError
 from saccade.training.background import RankLostError
-from saccade.training.distributed import controller
-from saccade.training.distributed.controller import Controller, serve_commands
+from saccade.training.distributed import controller, launch
+from saccade.training.distributed.controller import Controller, FailureReport, serve_commands
 
 GLOO = "[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1. Check the logs. GLHF!"
 
@@ -26,74 +26,120 @@ class Failing:
 
 @pytest.fixture
 def store(monkeypatch):
-    monkeypatch.setattr(distributed, "destroy_process_group", lambda: None)
     monkeypatch.setattr(controller, "_FAILURE_SECONDS", 0.0)
-    monkeypatch.setattr(controller, "_RECEIPT_SECONDS", 0.0)
+    monkeypatch.setattr(controller, "_CLAIM_SECONDS", 0.0)
     return distributed.HashStore()
 
 
-def serve(monkeypatch, store, rank, error):
-    """Run `serve_commands` on a rank, whose worker or whose connection to rank 0 (None) fails."""
+def make_report(store, rank=0, *, is_first_of_node=False):
+    return FailureReport(store, rank, is_first_of_node=is_first_of_node)
+
+
+def make_controller(store, worker=None):
+    return Controller(worker, None, make_report(store))
+
+
+def serve(monkeypatch, report, error):
+    """Run `serve_commands` on a rank, whose worker or whose connection to the sender of commands (None) fails."""
 
     def receive(received, src, group):
         if error is None:
             raise RuntimeError(GLOO)
         received[0] = ("update_weights", (), 0)
 
-    monkeypatch.setattr(distributed, "get_rank", lambda: rank)
     monkeypatch.setattr(distributed, "broadcast_object_list", receive)
-    serve_commands(Failing(error), None, store)
+    serve_commands(Failing(error), None, report)
 
 
-def test_one_rank_reports_that_rank_0_is_lost(monkeypatch, store):
+@pytest.mark.parametrize("error", [None, RuntimeError(GLOO), ValueError("a loss that fails")])
+def test_one_rank_reports_a_failure_if_rank_0_does_not_respond(monkeypatch, store, error):
     with raises(RunError, key=None) as caught:
-        serve(monkeypatch, store, 1, None)
-    assert "Connection closed by peer" in str(caught.value)
-    assert ".cc" not in str(caught.value)
-    assert "--resume" in str(caught.value)
+        serve(monkeypatch, make_report(store, 1), error)
+    message = str(caught.value)
+    assert ("a loss that fails" if isinstance(error, ValueError) else "Connection closed by peer") in message
+    assert ".cc" not in message
+    assert "rank 0 doesn't respond" in message
+    assert "--resume" in message
     for rank in (2, 3):
         with pytest.raises(SystemExit):
-            serve(monkeypatch, store, rank, None)
+            serve(monkeypatch, make_report(store, rank), RuntimeError(GLOO))
+    assert not make_report(store).claim()  # a rank 0 that was only slow prints nothing
+
+
+def test_rank_0_claims_the_report_while_its_main_thread_works(monkeypatch):
+    monkeypatch.setattr(controller, "_CLAIM_SECONDS", 300.0)
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True)
+    reports = [make_report(store, rank) for rank in range(3)]
+    for report in reports:
+        report.watch()
+    with pytest.raises(SystemExit):
+        serve(monkeypatch, reports[2], ValueError("a loss that fails"))
+    assert [report.claim() for report in reports] == [True, False, False]
+
+
+class LostStore:
+    """A store whose server is lost."""
+
+    def __getattr__(self, name):
+        raise RuntimeError("Broken pipe")
+
+
+@pytest.mark.parametrize(("is_first_of_node", "is_claimed"), [(True, False), (True, True), (False, False)])
+def test_without_a_store_the_first_rank_of_a_node_reports_a_failure_that_no_rank_has(
+    monkeypatch, store, is_first_of_node, is_claimed
+):
+    report = make_report(store, 4, is_first_of_node=is_first_of_node)
+    if is_claimed:
+        monkeypatch.setattr(controller, "_CLAIM_SECONDS", 300.0)
+        report.watch()
+        assert make_report(store).claim()
+        assert report.wait_for_claim()
+    monkeypatch.setattr(report, "_store", LostStore())
+    with pytest.raises(RunError if is_first_of_node and not is_claimed else SystemExit):
+        serve(monkeypatch, report, RuntimeError(GLOO))
 
 
 def test_the_reason_is_that_of_the_first_rank_that_failed(monkeypatch, store):
+    assert make_report(store).claim()  # as its thread does
     with pytest.raises(SystemExit):
-        serve(monkeypatch, store, 3, ValueError("a loss that fails"))
-    with pytest.raises(SystemExit):  # its end lets rank 0's operation fail
-        serve(monkeypatch, store, 1, RuntimeError(GLOO))
-    assert "a loss that fails" in json.loads(store.get("saccade/failure"))[0]
+        serve(monkeypatch, make_report(store, 3), ValueError("a loss that fails"))
+    with pytest.raises(SystemExit):
+        serve(monkeypatch, make_report(store, 1), RuntimeError(GLOO))
 
     class Lost:
         def copy_state(self):
             raise RuntimeError(GLOO)
 
     monkeypatch.setattr(distributed, "broadcast_object_list", lambda *args, **kwargs: None)
-    own = Controller(Lost(), None, store)
+    own = make_controller(store, Lost())
     for _ in range(2):  # the second call repeats it
         with pytest.raises(RankLostError, match="rank 3 failed: a loss that fails"):
             own.call("copy_state")
     assert own.has_lost_rank
-    with pytest.raises(SystemExit):  # rank 0 reports it
-        serve(monkeypatch, store, 2, RuntimeError(GLOO))
-
-
-def test_the_first_rank_that_has_lost_another_reports_it_if_rank_0_does_not(monkeypatch, store):
-    with pytest.raises(RunError, match="rank 1 has lost another rank"):
-        serve(monkeypatch, store, 1, RuntimeError(GLOO))
-    with pytest.raises(SystemExit):
-        serve(monkeypatch, store, 3, RuntimeError(GLOO))
 
 
 def test_a_signal_that_precedes_the_end_of_a_connection_does_not_hide_the_reason(monkeypatch, store):
-    with pytest.raises(SystemExit):
-        serve(monkeypatch, store, 1, ValueError("a loss that fails"))
+    make_report(store, 1).post("rank 1 failed: a loss that fails", "", None)
     monkeypatch.setattr(distributed, "broadcast_object_list", lambda *args, **kwargs: None)
+    stopped = RunError("the job was stopped (SIGTERM)")
     with pytest.raises(RankLostError, match="rank 1 failed: a loss that fails"):
-        Controller(Failing(RunError("the job was stopped (SIGTERM)")), None, store).call("update_weights")
+        make_controller(store, Failing(stopped)).call("update_weights")
 
 
-def test_no_other_rank_reports_what_rank_0_has_reported(monkeypatch, store):
-    error = Controller(None, None, store).explain(RuntimeError(GLOO))
+def test_a_signal_between_two_calls_raises_the_reason_once(monkeypatch, store):
+    own = make_controller(store)
+    monkeypatch.setattr(launch, "_controller", own)
+    with pytest.raises(RunError, match="SIGTERM"):
+        launch.handle_sigterm(signal.SIGTERM, None)
+    make_report(store, 1).post("rank 1 failed: a loss that fails", "", None)
+    with pytest.raises(RankLostError, match="rank 1 failed: a loss that fails"):
+        launch.handle_sigterm(signal.SIGTERM, None)
+    own.explain(RuntimeError(GLOO))
+    launch.handle_sigterm(signal.SIGTERM, None)  # nothing: the run ends with the reason
+
+
+def test_no_other_rank_reports_what_rank_0_reports(monkeypatch, store):
+    error = make_controller(store).explain(RuntimeError(GLOO))
     assert "rank 0 or its connection to another rank failed: Connection closed by peer" in str(error)
     with pytest.raises(SystemExit):
-        serve(monkeypatch, store, 1, RuntimeError(GLOO))
+        serve(monkeypatch, make_report(store, 1), RuntimeError(GLOO))

@@ -70,6 +70,8 @@ def configure_environment() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # One sentence reports a lost rank; torch's warnings about its connections, with C++ stacks, would surround it.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 # The commands as the help lists them, the common ones first, by the title of their panel.

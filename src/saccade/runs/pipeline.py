@@ -307,11 +307,11 @@ def run_and_close(components: RolloutComponents, coroutine: Coroutine[None, None
     SIGTERM, which schedulers send before they kill a job, stops it like Ctrl-C: it is cancelled; when it has ended,
     KeyboardInterrupt is raised, or RunError on rank 0 of several processes.
     """
-    from saccade.training.distributed.launch import get_controller, raise_stopped
+    from saccade.training.distributed.launch import explain_sigterm, get_controller, handle_sigterm
 
     has_received_sigterm = False
     previous = signal.getsignal(signal.SIGTERM)
-    is_handled = current_thread() is main_thread() and previous in (signal.SIG_DFL, raise_stopped)
+    is_handled = current_thread() is main_thread() and previous in (signal.SIG_DFL, handle_sigterm)
 
     async def run() -> T:
         task = cast(asyncio.Task[T], asyncio.current_task())
@@ -340,8 +340,8 @@ def run_and_close(components: RolloutComponents, coroutine: Coroutine[None, None
     except asyncio.CancelledError:
         if not has_received_sigterm:
             raise
-        if previous is raise_stopped:
-            raise_stopped(signal.SIGTERM, None)
+        if previous is handle_sigterm:
+            raise explain_sigterm() from None
         raise KeyboardInterrupt from None
     finally:
         if is_handled:

@@ -5,9 +5,9 @@
       TrainingWorker.method <──collective operations (FSDP2)──> TrainingWorker.method
       MicroSteps    ──one micro-batch per rank and micro-step─> MicroSteps
 
-Calls have one lock, so two of them can't interleave. A rank that fails writes the reason to the job's key-value store
-and closes its connections, which ends the collective operations of the others; rank 0 raises the reason. A rank that is
-killed closes its connections too; one that hangs ends the operation after the timeout.
+Calls have one lock, so two of them can't interleave. A rank that fails, or has lost another one, ends: its connections
+close, which ends the collective operations of the others. `FailureReport` decides which rank prints the reason. A rank
+that hangs ends the operation after the timeout.
 """
 
 import contextlib
@@ -26,13 +26,81 @@ from saccade.errors import RunError, SaccadeError, convert_errors
 from saccade.training.background import RankLostError
 
 _COMMAND_TIMEOUT = timedelta(days=7)  # of the ranks that wait for a command while rank 0 collects rollouts
-_FAILURE_KEY, _RECEIVED_KEY = "saccade/failure", "saccade/failure_received"
-_RANK_ZERO_FAILURE_KEY = "saccade/rank_zero_failure"
-_RANK_ZERO_LOST_KEY = "saccade/rank_zero_lost"  # a counter: the first rank that has lost rank 0 reports it
+_FAILURE_KEY, _REPORTER_KEY = "saccade/failure", "saccade/reporter"
 _FAILURE_SECONDS = 5.0  # in which a failing rank's reason arrives
-_RECEIPT_SECONDS = 10.0  # in which rank 0 receives it, unless it is lost
+_CLAIM_SECONDS = 10.0  # in which rank 0 claims the report of a reason, unless it is lost
 _STOP = "stop"
 Command = tuple[str, tuple[Any, ...], int]  # the method's name, its arguments, the number of micro-steps
+
+
+class FailureReport:
+    """Decides which rank prints why the job failed: the first that claims the report in the job's store.
+
+        rank r: post the reason ──> store (of torchrun on the first node: it outlives rank 0)
+                                      ├──> rank 0, in a thread: claim the report; print it when its operation fails
+        rank r: exit silently <───────┘
+            or, without a claim within _CLAIM_SECONDS: rank 0 is lost; claim the report and print it
+
+    Without the store, which is lost with the first node, the first rank of each other node prints it.
+    """
+
+    def __init__(self, store: Store, rank: int, *, is_first_of_node: bool) -> None:
+        self._store, self.rank, self._is_first_of_node = store, rank, is_first_of_node
+        self._is_claimed = threading.Event()
+
+    def watch(self) -> None:
+        """Follow the store in a thread: on rank 0 claim what another rank posts, on the others learn of a claim."""
+        store = self._store.clone()  # type: ignore[attr-defined] # a connection of the thread's own
+        threading.Thread(target=self._watch, args=(store,), name="saccade-failures", daemon=True).start()
+
+    def _watch(self, store: Store) -> None:
+        with contextlib.suppress(RuntimeError):  # torchrun has ended
+            store.wait([_REPORTER_KEY if self.rank else _FAILURE_KEY], _COMMAND_TIMEOUT)
+            if self.rank == 0:
+                self.claim()
+            self._is_claimed.set()
+
+    def claim(self) -> bool:
+        """Return whether this rank prints why the job failed. A repeated call returns the same."""
+        try:
+            return self._store.compare_set(_REPORTER_KEY, "", str(self.rank)) == str(self.rank).encode()
+        except RuntimeError:
+            return self._is_first_of_node and not self._is_claimed.is_set()
+
+    @contextlib.contextmanager
+    def raise_on_one_rank(self) -> Iterator[None]:
+        """Raise the block's SaccadeError if this rank claims the report, and SystemExit if another one has."""
+        try:
+            yield
+        except SaccadeError:
+            if self.claim():
+                raise
+            raise SystemExit(1) from None
+
+    def wait_for_claim(self) -> bool:
+        """Return whether a rank claims the report within _CLAIM_SECONDS."""
+        return self._is_claimed.wait(_CLAIM_SECONDS)
+
+    def post(self, reason: str, key: str | None, value: int | None) -> bool:
+        """Write why this rank failed, unless another one failed before; return whether this was the first."""
+        text = json.dumps([reason, key, value])
+        try:
+            return self._store.compare_set(_FAILURE_KEY, "", text) == text.encode()
+        except RuntimeError:
+            return True
+
+    def find_failure(self, seconds: float = 0.0) -> RankLostError | None:
+        """Return the failure of another rank, if its reason arrives within so many seconds."""
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(RuntimeError):
+            while True:
+                if self._store.check([_FAILURE_KEY]):
+                    reason, key, value = json.loads(self._store.get(_FAILURE_KEY))
+                    return RankLostError(f"{reason}; resume the training with --resume", key=key, value=value)
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(0.05)
+        return None
 
 
 class CommandAbortedError(SaccadeError):
@@ -75,8 +143,8 @@ class MicroSteps:
 class Controller:
     """Runs methods of the workers of all ranks at the same time; exists on rank 0."""
 
-    def __init__(self, worker: Any, group: Any, store: Store) -> None:
-        self._worker, self._group, self._store = worker, group, store
+    def __init__(self, worker: Any, group: Any, report: FailureReport) -> None:
+        self._worker, self._group, self._report = worker, group, report
         self._lock = threading.Lock()
         self._is_broken, self._lost_reason = False, "a rank of this training was lost; resume it with --resume"
         self.has_lost_rank = False  # a call raises RankLostError soon, or has raised it
@@ -107,107 +175,84 @@ class Controller:
             except RuntimeError as error:
                 if own is not None and own.is_aborted:
                     raise
-                self.has_lost_rank = True
                 raise self.explain(error) from error
             except SaccadeError as error:
-                if own is None or not own.is_aborted:
-                    with contextlib.suppress(RuntimeError):
-                        # torchrun's signal may come before the failed rank's connections end.
-                        if self._store.check([_FAILURE_KEY]):
-                            self.has_lost_rank = True
-                            raise self.explain(RuntimeError(str(error))) from error
-                        self._store.set(_RANK_ZERO_FAILURE_KEY, "")
+                if own is not None and own.is_aborted:
+                    raise
+                # torchrun's signal may come before the failed rank's connections end.
+                if self.find_failure():
+                    raise self.explain(error) from error
+                self._report.claim()  # before the connections to the other ranks end
                 raise
             finally:
                 if own is not None and own.is_aborted:
                     self._is_broken = False
 
     def stop(self) -> None:
-        """End the other ranks."""
+        """End the other ranks; those that can't be reached leave the report to this one."""
         with self._lock, contextlib.suppress(RuntimeError):
-            if not self._is_broken:
+            if self._is_broken:
+                self._report.claim()
+            else:
                 self._is_broken = True
                 self._send((_STOP, (), 0))
 
     def _send(self, command: Command) -> None:
         distributed.broadcast_object_list([command], src=0, group=self._group)
 
-    def explain(self, error: RuntimeError) -> RankLostError:
+    def find_failure(self) -> RankLostError | None:
+        """Return the failure of another rank, if it has written its reason."""
+        return self._report.find_failure()
+
+    def explain(self, error: Exception) -> RankLostError:
         """Return the failure of another rank that ended a collective operation, or else this rank's error.
 
         Later calls raise the same.
         """
-        explained = self._find_failure(error)
-        self._lost_reason = str(explained)
-        with contextlib.suppress(RuntimeError):
-            self._store.set(_RECEIVED_KEY, "")  # the others needn't report it
-        return explained
-
-    def _find_failure(self, error: RuntimeError) -> RankLostError:
-        with contextlib.suppress(RuntimeError):
-            if _has_key(self._store, _FAILURE_KEY):
-                reason, key, value = json.loads(self._store.get(_FAILURE_KEY))
-                return RankLostError(f"{reason}; resume the training with --resume", key=key, value=value)
-        return RankLostError(
+        self.has_lost_rank = True
+        explained = self._report.find_failure(_FAILURE_SECONDS) or RankLostError(
             f"rank 0 or its connection to another rank failed: {_shorten(error)}; resume the training with --resume"
         )
+        self._lost_reason = str(explained)
+        self._report.claim()
+        return explained
 
 
-def serve_commands(worker: Any, group: Any, store: Store) -> None:
-    """Run the methods that rank 0 sends until it stops. Raises RunError on the first rank that has lost rank 0.
+def serve_commands(worker: Any, group: Any, report: FailureReport) -> None:
+    """Run the methods that rank 0 sends until it stops.
 
-    Raises SystemExit after an error that another rank reports.
+    Raises RunError if this rank prints why the job failed, and SystemExit if another one does.
     """
-    rank = distributed.get_rank()
     while True:
         received: list[Any] = [None]
         try:
             distributed.broadcast_object_list(received, src=0, group=group)
-        except RuntimeError as error:
-            raise _report_lost_rank_zero(store, f"rank {rank} has lost rank 0: {_shorten(error)}") from error
+        except RuntimeError as error:  # the sender isn't always rank 0
+            raise _report_failure(report, _describe_loss(report.rank, error)) from error
         method, args, num_micro_steps = received[0]
         if method == _STOP:
             return
         try:
-            with convert_errors(RunError, f"rank {rank} failed"):
+            with convert_errors(RunError, f"rank {report.rank} failed"):
                 getattr(worker, method)(*([MicroSteps(num_micro_steps, None)] if num_micro_steps else []), *args)
         except CommandAbortedError:
             continue
         except SaccadeError as error:
-            if store.check([_RANK_ZERO_FAILURE_KEY]):  # rank 0 reports it
-                raise SystemExit(1) from None
-            is_disconnected = _is_connection_error(error.__cause__)
-            message = (
-                f"rank {rank} has lost another rank: {_shorten(error.__cause__)}" if is_disconnected else str(error)
-            )
-            with contextlib.suppress(RuntimeError):
-                value = error.value if isinstance(error.value, int) else None
-                # The reason of a failed rank precedes those of the ranks that have lost it.
-                reason = json.dumps([message, error.key, value])
-                is_first = store.compare_set(_FAILURE_KEY, "", reason).decode() == reason
-                distributed.destroy_process_group()
-                # A process's end closes its connections, which ends the others' operations, those of rank 0 at last.
-                if not is_first:
-                    raise SystemExit(1) from None
-                if _has_key(store, _RECEIVED_KEY, _RECEIPT_SECONDS) or not isinstance(error.__cause__, RuntimeError):
-                    raise SystemExit(1) from None
-            raise _report_lost_rank_zero(store, message) from error  # rank 0 may be lost
+            cause = error.__cause__
+            message = _describe_loss(report.rank, cause) if _is_connection_error(cause) else str(error)
+            value = error.value if isinstance(error.value, int) else None
+            raise _report_failure(report, message, error.key, value) from error
 
 
-def _report_lost_rank_zero(store: Store, message: str) -> RunError:
-    """Return the error of the first rank that has lost rank 0; raise SystemExit on the others."""
-    with contextlib.suppress(RuntimeError):  # without the store each rank reports it
-        if store.add(_RANK_ZERO_LOST_KEY, 1) > 1:
-            raise SystemExit(1)
-    return RunError(f"{message}; resume the training with --resume")
+def _report_failure(report: FailureReport, message: str, key: str = "", value: int | None = None) -> RunError:
+    """Return the error of a rank that prints why the job failed; raises SystemExit on the others."""
+    if report.post(message, key, value) and not report.wait_for_claim() and report.claim():
+        return RunError(f"{message}; rank 0 doesn't respond; resume the training with --resume")
+    raise SystemExit(1)
 
 
-def _has_key(store: Store, key: str, seconds: float = _FAILURE_SECONDS) -> bool:
-    """Return whether the store holds a key, or receives it within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not (is_set := store.check([key])) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return is_set
+def _describe_loss(rank: int, error: BaseException | None) -> str:
+    return f"rank {rank} has lost another rank: {_shorten(error)}"
 
 
 _GLOO_ERROR = re.compile(r"\[\S+\.cc:\d+\] (.*?)(\. |$)")

@@ -8,6 +8,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from saccade.config.schema import ModelConfig
 from saccade.errors import ConfigError, RunError, convert_errors
-from saccade.training.distributed.controller import Controller, create_control_group, serve_commands
+from saccade.training.distributed.controller import Controller, FailureReport, create_control_group, serve_commands
 from saccade.training.distributed.worker import TrainingWorker
 from saccade.training.train_step import read_token_limit
 
@@ -48,8 +49,11 @@ def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
     if not is_launched():
         yield True
         return
-    with convert_errors(RunError, "the training processes can't connect", key="torchrun"):
+    connecting = partial(convert_errors, RunError, "the training processes can't connect", key="torchrun")
+    with connecting():
         store, rank, world_size = next(rendezvous("env://"))
+    report = FailureReport(store, rank, is_first_of_node=os.environ["LOCAL_RANK"] == "0")
+    with report.raise_on_one_rank(), connecting():
         device_type, timeout = torch.device(settings.device).type, timedelta(seconds=settings.collective_timeout)
         if device_type == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -62,17 +66,19 @@ def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
         )
         control_group = create_control_group(timeout)
         worker = TrainingWorker(_create_mesh(device_type), timeout)
+        report.watch()
     try:
         if rank:
             for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 stops the others, after a checkpoint
                 signal.signal(number, signal.SIG_IGN)
-            serve_commands(worker, control_group, store)
+            serve_commands(worker, control_group, report)
             yield False
             return
-        previous = signal.signal(signal.SIGTERM, raise_stopped)
-        _controller = Controller(worker, control_group, store)
+        previous = signal.signal(signal.SIGTERM, handle_sigterm)
+        _controller = Controller(worker, control_group, report)
         try:
-            yield True
+            with report.raise_on_one_rank():
+                yield True
         finally:
             _controller.stop()
             _controller = None
@@ -101,9 +107,17 @@ def _create_mesh(device_type: str) -> DeviceMesh:
     return init_device_mesh(device_type, (world_size // local_size, local_size), mesh_dim_names=("node", "local"))
 
 
-def raise_stopped(signal_number: int, frame: FrameType | None) -> None:
-    """Raise, when torchrun ends this process because another rank is lost, or when the job is stopped."""
-    raise RunError("another rank of this training was lost, or the job was stopped (SIGTERM); resume it with --resume")
+def handle_sigterm(signal_number: int, frame: FrameType | None) -> None:
+    """Raise the error of `explain_sigterm`, unless rank 0 has lost another rank: then the run ends with the reason."""
+    if _controller is None or not _controller.has_lost_rank:
+        raise explain_sigterm()
+
+
+def explain_sigterm() -> RunError:
+    """Return why torchrun ends this process: the failure of another rank if it is known, or a stop of the job."""
+    return (_controller and _controller.find_failure()) or RunError(
+        "another rank of this training was lost, or the job was stopped (SIGTERM); resume it with --resume"
+    )
 
 
 def launch_processes(num_processes: int, settings: ModelConfig, folder: Path) -> None:
@@ -136,8 +150,7 @@ def launch_processes(num_processes: int, settings: ModelConfig, folder: Path) ->
         rdzv_endpoint="localhost:0",
         max_restarts=0,
     )
-    # Rank 0 prints the reason of a failure; torch's logs of the same would follow it.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # Rank 0 prints the reason of a failure; torch's log of the same would follow it.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     arguments = sys.argv[1:]
     try:
