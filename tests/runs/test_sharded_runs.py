@@ -108,6 +108,20 @@ def test_a_killed_rank_ends_the_job_with_one_sentence(folder, rank, num_processe
     assert "--nproc" in fail(RunError, *arguments, key=newest.folder)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the rank in /proc")
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.soak)])
+def test_a_rank_killed_while_modules_are_imported_ends_the_job_with_one_sentence(folder, rank):
+    model = ("--model", folder / "model", "--data", folder / "data", "--out", folder / "early", "--nproc", 2)
+    process = start([sys.executable, "-m", "saccade"], folder, "sft", "tiny/para_grpo", *model)
+    started = []
+    block_until(lambda: started.append(find_rank(process.pid, rank)) or started[-1] or process.poll() is not None)
+    os.kill(started[-1], signal.SIGKILL)
+    [line] = finish(process, returncode=1).splitlines()
+    assert f"rank {rank} was ended by signal 9" in line
+    assert "--resume" in line
+
+
 @pytest.mark.soak
 def test_sigterm_stops_all_ranks_after_a_checkpoint_of_the_last_step(folder):
     program = [sys.executable, "-m", "saccade"]
@@ -214,7 +228,7 @@ def test_a_micro_batch_that_does_not_fit_on_a_rank_is_split_when_the_processes_s
 
 
 def find_rank(parent, rank):
-    """Return the process id of a rank that a process has started."""
+    """Return the process id of a rank that a process has started, or None."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
@@ -223,4 +237,4 @@ def find_rank(parent, rank):
                 continue
             if int(status.rpartition(")")[2].split()[1]) == parent and f"\0RANK={rank}\0".encode() in environment:
                 return int(folder.name)
-    raise AssertionError(f"no process of rank {rank}")
+    return None

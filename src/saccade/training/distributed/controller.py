@@ -103,6 +103,11 @@ class FailureReport:
         return None
 
 
+def is_reported(store: Store) -> bool:
+    """Return whether a rank prints why the job failed."""
+    return store.check([_REPORTER_KEY])
+
+
 class CommandAbortedError(SaccadeError):
     """Rank 0 failed to prepare a micro-step: the other ranks drop the command."""
 

@@ -20,7 +20,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from saccade.config.schema import ModelConfig
 from saccade.errors import ConfigError, RunError, convert_errors
-from saccade.training.distributed.controller import Controller, FailureReport, create_control_group, serve_commands
+from saccade.training.distributed.controller import (
+    Controller,
+    FailureReport,
+    create_control_group,
+    is_reported,
+    serve_commands,
+)
 from saccade.training.distributed.worker import TrainingWorker
 from saccade.training.train_step import read_token_limit
 
@@ -121,10 +127,11 @@ def explain_sigterm() -> RunError:
 
 
 def launch_processes(num_processes: int, settings: ModelConfig, folder: Path) -> None:
-    """Run this command in `num_processes` processes of this machine. Raises SystemExit if one of them fails.
+    """Run this command in `num_processes` processes of this machine.
 
-    If a micro-batch doesn't fit in the memory of one, the run in `folder` is resumed and splits those as large.
-    Raises ConfigError for more processes than GPUs, or than MAX_PROCESSES_PER_CORE on each core.
+    If a micro-batch doesn't fit in the memory of one, the run in `folder` is resumed and splits those as large. Raises
+    SystemExit if a process fails, and RunError if it was killed when no other could print that. Raises ConfigError for
+    more processes than GPUs, or than MAX_PROCESSES_PER_CORE on each core.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -141,28 +148,37 @@ def launch_processes(num_processes: int, settings: ModelConfig, folder: Path) ->
             key="--nproc",
             value=num_processes,
         )
-    config = LaunchConfig(
-        run_id=uuid.uuid4().hex,
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_processes,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-    )
-    # Rank 0 prints the reason of a failure; torch's log of the same would follow it.
+    # A rank prints the reason of a failure; torch's log of the same would follow it.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     arguments = sys.argv[1:]
     try:
         while True:
             limit = read_token_limit(folder)
+            store_type = distributed.TCPStore  # type: ignore[attr-defined]
+            store = store_type("127.0.0.1", 0, is_master=True, multi_tenant=True)
+            config = LaunchConfig(
+                run_id=uuid.uuid4().hex,
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=num_processes,
+                rdzv_backend="static",
+                rdzv_endpoint=f"127.0.0.1:{store.port}",  # the processes use this process's store
+                rdzv_configs={"rank": 0},
+                max_restarts=0,
+            )
             try:
                 elastic_launch(config, sys.executable)("-m", "saccade", *arguments)
                 return
-            except ChildFailedError as error:  # rank 0 has printed the reason
+            except ChildFailedError as error:
+                rank, failure = error.get_first_failure()
+                if failure.exitcode < 0 and not is_reported(store):  # such as while modules are imported
+                    name = signal.strsignal(-failure.exitcode)
+                    raise RunError(
+                        f"rank {rank} was ended by signal {-failure.exitcode} ({name}); run the command again, with "
+                        f"--resume if {folder} is a run already"
+                    ) from None
                 if read_token_limit(folder) >= limit:
-                    raise SystemExit(max(failure.exitcode for failure in error.failures.values()) or 1) from None
+                    raise SystemExit(max(failure.exitcode for failure in error.failures.values())) from None
             arguments += [] if "--resume" in arguments else ["--resume"]
-            config.run_id = uuid.uuid4().hex
     except SignalException as error:  # the processes have ended: rank 0 has written a checkpoint
         raise SystemExit(128 + error.sigval) from None
