@@ -1,12 +1,15 @@
 """Trainings that one process and several do alike.
 
 A script under torchrun, `sharded_cases.py ACTION WORK OUT`, runs one of ACTIONS with the `workspace.pickle` in WORK.
+`sharded_cases.py jobs WORK JOBS` runs several jobs, one after another, each in processes that it forks through
+torchrun's API: modules are imported once. JOBS is a JSON list of [number of processes, [[ACTION, OUT], ...]].
 """
 
 import errno
 import json
 import os
 import pickle
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -18,6 +21,8 @@ from safetensors.torch import load_file
 from torch import distributed
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from transformers import AutoModelForImageTextToText
 
 from saccade.config.schema import ModelConfig
@@ -131,6 +136,17 @@ def continue_training(workspace, folder: Path, kill_at: int = 0) -> list[dict]:
     newest = checkpoint.find_newest_checkpoint(folder)
     components = load_components(workspace, RESUMED, newest and newest.folder)
     return workspace.run_sft(components, folder, kill_at=kill_at)
+
+
+def continue_uninterrupted(workspace, samples, out: Path) -> None:
+    """Train four steps."""
+    continue_training(workspace, out, kill_at=5)
+
+
+def continue_copy(workspace, samples, out: Path) -> None:
+    """Train two more steps from the checkpoint of a job before, which stays as it is."""
+    shutil.copytree(out.parent / "sharded", out, dirs_exist_ok=True)
+    continue_once(workspace, samples, out)
 
 
 FEW_CASES = ("sft lora", "rl texts")
@@ -284,29 +300,60 @@ ACTIONS = {
     "few": run_few_cases,
     "cases": run_cases,
     "continue": continue_once,
+    "continue copy": continue_copy,
+    "continue uninterrupted": continue_uninterrupted,
     "fail": fail_on_rank_one,
     "memory": exceed_memory_on_rank_one,
     "nan": make_a_gradient_nan,
 }
+FAILING = ("fail", "memory")
 
 
 def fail_to_read(*args, **kwargs):
     raise AssertionError("only rank 0 reads weights")
 
 
-def main(action: str, work: Path, out: Path) -> None:
+def main(work: Path, actions: list[tuple[str, str]]) -> None:
     if os.environ["RANK"] != "0":
         AutoModelForImageTextToText.from_pretrained = fail_to_read
-    if action == "full":
+    names = [name for name, _ in actions]
+    if "full" in names:
         FileSystemWriter.write_data = fail_to_write
-    if action == "nan":
+    if "nan" in names:
         Optimizer.step = plant_nan
     with join_training_processes(ModelConfig(collective_timeout=120)) as is_leader:
         if is_leader:
             workspace, samples = pickle.loads((work / "workspace.pickle").read_bytes())
-            ACTIONS[action](workspace, samples, out)
+            for name, out in actions:
+                ACTIONS[name](workspace, samples, Path(out))
+
+
+def fork_jobs(work: Path, jobs: list[tuple[int, list[tuple[str, str]]]]) -> None:
+    """Run jobs one after another; each must end well, unless its last action is one of FAILING."""
+    for number, (num_processes, actions) in enumerate(jobs):
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=num_processes,
+            run_id=str(number),
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+            start_method="fork",
+        )
+        must_fail = actions[-1][0] in FAILING
+        try:
+            elastic_launch(config, main)(work, actions)
+        except ChildFailedError:
+            if not must_fail:
+                raise
+        else:
+            assert not must_fail
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
-    exit_rank(0)
+    if sys.argv[1] == "jobs":
+        fork_jobs(Path(sys.argv[2]), json.loads(sys.argv[3]))
+    else:
+        main(Path(sys.argv[2]), [(sys.argv[1], sys.argv[3])])
+        exit_rank(0)

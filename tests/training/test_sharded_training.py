@@ -1,5 +1,6 @@
 """Several processes that shard a model train like one: losses, gradient norms and weights agree."""
 
+import functools
 import json
 import os
 import pickle
@@ -23,7 +24,7 @@ from saccade.training.checkpoint import list_checkpoints
 COMPARED = ("loss", "grad_norm", "entropy", "packed_tokens", "trained_tokens", "kl")
 
 
-def run_processes(action, work, out, *, num_processes=2, num_nodes=1, returncode=0):
+def run_processes(action, work, out, *, num_processes=2, num_nodes=1):
     """Run an action of `sharded_cases` through torchrun, with so many processes on each of so many nodes."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={num_processes}"]
     script = [sharded_cases.__file__, action, str(work), str(out)]
@@ -44,7 +45,15 @@ def run_processes(action, work, out, *, num_processes=2, num_nodes=1, returncode
     finally:
         for process in launched:
             process.kill()
-    assert [process.returncode for process in launched] == [returncode] * num_nodes, "\n".join(outputs)
+    assert [process.returncode for process in launched] == [0] * num_nodes, "\n".join(outputs)
+
+
+def fork_processes(work, jobs):
+    """Run jobs of `sharded_cases`, a number of processes and actions with folders each; modules are imported once."""
+    command = [sys.executable, sharded_cases.__file__, "jobs", str(work), json.dumps(jobs, default=str)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(models.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def record_samples(workspace, monkeypatch, folder):
@@ -91,25 +100,54 @@ def trained(request, prepared, tmp_path_factory):
     return workspace, samples, out, num_nodes * num_processes
 
 
+@pytest.fixture(scope="module")
+def forked(prepared, tmp_path_factory):
+    """What processes give that need no torchrun of their own."""
+    *_, work = prepared
+    out = tmp_path_factory.mktemp("forked")
+    resumed = (("continue", "sharded"), ("continue copy", "resumed"), ("continue uninterrupted", "whole"))
+    jobs = [
+        (2, [("few", out / "few-2"), *((action, out / name) for action, name in resumed)]),
+        (1, [("continue", out / "sharded")]),
+        (4, [("continue", out / "sharded"), ("few", out / "few-4")]),
+        *((2, [(action, out / action)]) for action in sharded_cases.FAILING),
+    ]
+    for action in sharded_cases.FAILING:
+        (out / action).mkdir()
+    fork_processes(work, jobs)
+    return out
+
+
+@pytest.fixture(scope="module")
+def expect(prepared, tmp_path_factory):
+    """Return a function that trains a case in this process, once: the metrics of its steps and its folder."""
+    workspace, samples, _ = prepared
+
+    @functools.cache
+    def train(name):
+        folder = tmp_path_factory.mktemp("alone")
+        return sharded_cases.train(workspace, CASES[name], folder, samples)["rows"], folder
+
+    return train
+
+
 @pytest.mark.slow
-def test_two_processes_train_like_one(prepared, tmp_path):
-    workspace, samples, work = prepared
-    run_processes("few", work, tmp_path / "out")
-    for name in sharded_cases.FEW_CASES:
-        check_training(workspace, samples, tmp_path / "out", tmp_path / name, name)
+@pytest.mark.parametrize("num_processes", [2, 4])
+@pytest.mark.parametrize("name", sharded_cases.FEW_CASES)
+def test_two_and_four_processes_train_like_one(forked, expect, name, num_processes):
+    check_training(expect, forked / f"few-{num_processes}", name)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", CASES)
-def test_several_processes_train_like_one(trained, tmp_path, name):
-    workspace, samples, out, _ = trained
-    check_training(workspace, samples, out, tmp_path, name)
+def test_several_processes_train_like_one(trained, expect, name):
+    *_, out, _ = trained
+    check_training(expect, out, name)
 
 
-def check_training(workspace, samples, out, tmp_path, name):
-    """Train a case in this process: what several processes wrote to `out` must equal it."""
-    case = CASES[name]
-    expected = sharded_cases.train(workspace, case, tmp_path, samples)["rows"]
+def check_training(expect, out, name):
+    """What several processes wrote to `out` must equal what this one trains."""
+    case, (expected, alone) = CASES[name], expect(name)
     result = json.loads((out / name / "result.json").read_text())
     assert len(result["rows"]) == len(expected) == sharded_cases.STEPS
     for row, expected_row in zip(result["rows"], expected, strict=True):
@@ -118,7 +156,7 @@ def check_training(workspace, samples, out, tmp_path, name):
                 assert row[metric] == pytest.approx(expected_row[metric], rel=case.tolerance, abs=1e-7), metric
     if "kl" in expected[-1]:
         assert expected[-1]["kl"] > 1e-6  # the reference isn't the current policy
-    ours, theirs = (sharded_cases.read_weights(folder / "final") for folder in (tmp_path, out / name))
+    ours, theirs = (sharded_cases.read_weights(folder / "final") for folder in (alone, out / name))
     assert ours.keys() == theirs.keys()
     distance = torch.stack([(ours[key] - theirs[key]).norm() for key in ours]).norm()
     assert distance <= 10 * case.tolerance * torch.stack([value.norm() for value in ours.values()]).norm()
@@ -138,10 +176,19 @@ def test_ranks_have_different_numbers_of_micro_batches(trained, stage):
     assert any(count % num_ranks for count in counts)  # the last ranks had an empty one, without images
 
 
+@pytest.mark.slow
+def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(forked):
+    check_equal_checkpoints(forked, "step-000004")
+
+
 @pytest.mark.soak
-def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(trained):
+def test_a_resumed_training_of_any_shape_equals_an_uninterrupted_one_bit_for_bit(trained):
     *_, out, _ = trained
-    whole, resumed = (sharded_cases.read_weights(out / name / "step-000006") for name in ("whole", "resumed"))
+    check_equal_checkpoints(out, "step-000006")
+
+
+def check_equal_checkpoints(out, step):
+    whole, resumed = (sharded_cases.read_weights(out / name / step) for name in ("whole", "resumed"))
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
 
@@ -156,12 +203,10 @@ def test_an_order_that_rank_0_aborts_leaves_the_others_ready(trained):
         assert aborted["rows"][0][metric] == pytest.approx(result["rows"][0][metric], rel=1e-5)
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.parametrize(("action", "reason"), [("fail", "a loss that fails"), ("memory", "rl.micro_batch_size")])
-def test_a_failure_of_another_rank_is_one_sentence_on_rank_0(prepared, tmp_path, action, reason):
-    *_, work = prepared
-    run_processes(action, work, tmp_path, returncode=1)
-    first, second = json.loads((tmp_path / "errors.json").read_text())
+def test_a_failure_of_another_rank_is_one_sentence_on_rank_0(forked, action, reason):
+    first, second = json.loads((forked / action / "errors.json").read_text())
     assert "rank 1" in first
     assert reason in first
     assert "rank" in second or action == "memory"  # after which the next call splits the micro-batch
@@ -178,13 +223,12 @@ def test_a_nan_on_another_rank_stops_all_ranks_after_a_checkpoint_of_the_step_be
     assert [saved.step for saved in list_checkpoints(tmp_path)] == [2]
 
 
-@pytest.mark.soak
-def test_a_checkpoint_is_sharded_anew_over_other_numbers_of_processes(prepared, tmp_path):
-    workspace, _, work = prepared
-    for num_processes in (2, 1, 4):
-        run_processes("continue", work, tmp_path / "sharded", num_processes=num_processes)
-    sharded_cases.continue_training(workspace, tmp_path / "alone")
-    ours, theirs = (sharded_cases.read_weights(tmp_path / name / "step-000006") for name in ("alone", "sharded"))
+@pytest.mark.slow
+def test_a_checkpoint_is_sharded_anew_over_other_numbers_of_processes(prepared, forked, tmp_path):
+    """Two, then one, then four."""
+    workspace, *_ = prepared
+    sharded_cases.continue_training(workspace, tmp_path)
+    ours, theirs = (sharded_cases.read_weights(folder / "step-000006") for folder in (tmp_path, forked / "sharded"))
     assert ours.keys() == theirs.keys()
     for key, value in ours.items():
         assert (value - theirs[key]).norm() <= 1e-4 * max(1.0, float(value.norm())), key
