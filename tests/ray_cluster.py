@@ -13,11 +13,14 @@ OPTIONS = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard"
 class RayCluster:
     """A head and, unless `nodes` is 1, further nodes, each with one CPU; `node_options` are those of further nodes."""
 
-    def __init__(self, *, nodes=2, num_cpus=1, gcs_server_port=None, node_options=()):
+    def __init__(self, *, nodes=2, num_cpus=1, node_options=()):
         node_options = [*node_options, *({} for _ in range(nodes - 1 - len(node_options)))]
-        settings = {"num_cpus": num_cpus, "gcs_server_port": gcs_server_port, "node_options": node_options}
+        self.settings = {"num_cpus": num_cpus, "gcs_server_port": None, "node_options": node_options}
+        self.start()
+
+    def start(self):
         self.process = subprocess.Popen(
-            [sys.executable, __file__, json.dumps(settings)],
+            [sys.executable, __file__, json.dumps(self.settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -37,6 +40,12 @@ class RayCluster:
         self.process.stdin.write("remove\n")
         self.process.stdin.flush()
         self.read_value("nodes")
+
+    def restart(self):
+        """End all nodes, and start as many anew, with the head at the same address."""
+        self.shutdown()
+        self.settings["gcs_server_port"] = int(self.address.rpartition(":")[2])
+        self.start()
 
     def shutdown(self):
         with contextlib.suppress(BrokenPipeError):

@@ -345,6 +345,34 @@ def change_during(log, change):
     thread.join()
 
 
+@pytest.mark.slow
+def test_a_removed_node_and_then_a_restarted_head_cost_no_finished_group(
+    cluster, tiny_folder, tasks, tmp_path, local_groups
+):
+    """One run for both; the soak tests below have one for each."""
+    finished = []
+
+    def record_and_change(index, group):
+        finished.append(index)
+        if len(finished) == 1:
+            cluster.remove_node()
+        elif len(finished) == 2:
+            cluster.restart()
+
+    groups, metrics, _ = run_on_ray(
+        make_recipe(tiny_folder, tmp_path, latency=1.0),
+        tmp_path,
+        tasks,
+        cluster.address,
+        ray={"rollouts.ray.max_episodes": GROUP_SIZE, "rollouts.ray.lease_timeout": 12.0},
+        on_group_done=record_and_change,
+    )
+    assert describe(groups, tmp_path) == local_groups
+    assert sorted(finished) == list(range(NUM_TASKS))
+    assert metrics["workers/lost_drivers"] >= 1
+    assert count_requests(tmp_path, "answer")[0] <= (NUM_TASKS + 2) * GROUP_SIZE  # no finished group ran again
+
+
 @pytest.mark.soak
 def test_a_removed_node_costs_no_finished_group(tiny_folder, tasks, tmp_path, local_groups):
     pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
@@ -366,30 +394,22 @@ def test_a_removed_node_costs_no_finished_group(tiny_folder, tasks, tmp_path, lo
 @pytest.mark.soak
 def test_a_restarted_head_costs_no_finished_group(tiny_folder, tasks, tmp_path, local_groups):
     pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
-    clusters = [RayCluster()]
-    port = int(clusters[0].address.rpartition(":")[2])
-
     finished = []
 
     def record_and_restart(index, group):
         finished.append(index)
         if len(finished) == 1:
-            clusters.pop().shutdown()
-            clusters.append(RayCluster(gcs_server_port=port))
+            cluster.restart()
 
-    settings = {"rollouts.ray.max_episodes": GROUP_SIZE, "rollouts.ray.lease_timeout": 12.0}
-    try:
+    with RayCluster() as cluster:
         groups, metrics, _ = run_on_ray(
             make_recipe(tiny_folder, tmp_path, latency=2.0),
             tmp_path,
             tasks,
-            clusters[0].address,
-            ray=settings,
+            cluster.address,
+            ray={"rollouts.ray.max_episodes": GROUP_SIZE, "rollouts.ray.lease_timeout": 12.0},
             on_group_done=record_and_restart,
         )
-    finally:
-        for cluster in clusters:
-            cluster.shutdown()
     assert describe(groups, tmp_path) == local_groups
     assert sorted(finished) == list(range(NUM_TASKS))
     assert metrics["workers/lost_drivers"] >= 1
