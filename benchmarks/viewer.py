@@ -2,7 +2,8 @@
 
     PYTHONPATH=tests:tests/reporting .venv/bin/python benchmarks/viewer.py [EPISODES]
 
-The episodes are one evaluation whose lines vary a real one. Prints seconds, medians and the slowest of REPEATS.
+The episodes are one evaluation whose lines vary a real one. The first page, Runs, asks for the results with intervals,
+which are computed beside the rest. Prints seconds, medians and the slowest of REPEATS.
 """
 
 import json
@@ -17,6 +18,7 @@ from test_viewer_browser import Browser, start_driver
 from viewer_cases import make_run
 
 from saccade.reporting.viewer.library import Library
+from saccade.reporting.viewer.results import ResultsWorker
 from saccade.reporting.viewer.server import ViewerServer
 
 REPEATS = 7
@@ -60,14 +62,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = make_run(Path(temporary) / "runs" / "a")
         write_episodes(folder, count)
-        library = Library([folder])
+        worker = ResultsWorker()
+        library = Library([folder], compute=worker.run)
         start = time.perf_counter()
         library.refresh()
         print(f"index of {count:,} episodes: {time.perf_counter() - start:.1f} s")
         start = time.perf_counter()
         library.refresh()
         print(f"index, nothing new: {time.perf_counter() - start:.3f} s")
-        server = ViewerServer(library)
+        server = ViewerServer(library, on_stop=worker.close)
         threading.Thread(target=server.run, daemon=True).start()
         driver = start_driver(Path(temporary) / "browser")
         browser = Browser(driver, server.address)

@@ -1,6 +1,7 @@
 """The viewer in a real browser: every page without errors, filters, keys, the video, hostile text, accessibility."""
 
 import contextlib
+import gzip
 import json
 import shutil
 import threading
@@ -372,6 +373,102 @@ def test_a_run_of_another_version_says_what_cannot_be_shown(driver, tmp_path):
             browser.wait_for("main h1")
             assert not browser.find_all("[role=alert]")
         assert all("409" in error for error in browser.list_errors())
+
+
+def break_metrics(folder):
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"stage": "rl", "step": 3, "rew')
+
+
+def break_a_metrics_line(folder):
+    path = folder / "metrics.jsonl"
+    path.write_text('{"stage": "rl", "st\n' + path.read_text())
+
+
+def break_an_episode(folder):
+    path = next(folder.glob("episodes/*.gz"))
+    lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    path.write_bytes(gzip.compress(b"".join([b'{"stage": "rl", "gr\n', *lines[1:]])))
+
+
+def break_a_compressed_file(folder):
+    path = next(folder.glob("episodes/*.gz"))
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def add_a_key(folder):
+    path = folder / "recipe.yaml"
+    path.write_text(path.read_text().replace("rl:", "rl:\n  group_count: 3", 1))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (break_metrics, ""),  # a kill truncates the last line
+        (break_a_metrics_line, "metrics.jsonl"),
+        (break_an_episode, "a line can't be read"),
+        (break_a_compressed_file, "jsonl.gz"),
+        (add_a_key, "group_count"),
+    ],
+)
+def test_a_damaged_run_is_shown_in_part_with_the_reason(driver, tmp_path, damage, reason):
+    folder = make_run(tmp_path / "a", num_steps=2)
+    damage(folder)
+    with serve(driver, Library([folder])) as browser:
+        browser.list_errors()
+        browser.open("runs?run=a")
+        browser.wait_until(lambda: "Versions and times" in read_main(browser))
+        assert reason in read_main(browser)
+        assert "Accuracy" in read_main(browser)
+        if damage is not break_a_metrics_line:
+            browser.wait_for(".chart canvas")
+        browser.open("episodes?run=a")
+        assert len(browser.find_all("tbody tr")) > 12  # the evaluations, and what can be read of the steps
+        browser.open("episode?run=a&ref=rl/2/0/1")
+        browser.wait_for(".conversation")
+        for page in ("step?run=a&stage=rl&step=2", "compare?run=a", "benchmarks?run=a"):
+            browser.open(page)
+            browser.wait_for("main h1")
+            assert read_main(browser)
+        # Chromium itself logs the answers that say why a part can't be shown.
+        assert [error for error in browser.list_errors() if " 409 " not in error] == []
+
+
+def test_a_run_that_loses_its_recipe_is_no_run_any_more(driver, tmp_path):
+    folder = make_run(tmp_path / "a", num_steps=1)
+    library = Library([tmp_path])
+    with serve(driver, library) as browser:
+        browser.list_errors()
+        browser.open("episodes?run=a")
+        (folder / "recipe.yaml").unlink()
+        browser.open("step?run=a")
+        assert "there is no run a" in browser.wait_for("[role=alert]").text
+        browser.open("runs")
+        browser.wait_until(lambda: "a run is a folder with a recipe.yaml" in read_main(browser))
+        assert browser.list_errors() == []
+
+
+def test_a_page_that_was_left_delays_no_other(driver, tmp_path):
+    folder, may_end = make_run(tmp_path / "a", num_steps=1), threading.Event()
+
+    def compute(function, *arguments):
+        may_end.wait(WAIT_SECONDS)
+        return function(*arguments)
+
+    try:
+        with serve(driver, Library([folder], compute=compute)) as browser:
+            for _ in range(7):  # a browser opens six connections
+                browser.open("runs?run=a")
+                browser.wait_until(lambda: "Computing the results of a" in read_main(browser))
+                browser.open("episodes?run=a")
+                browser.wait_for("tbody tr")
+            browser.open("runs?run=a")
+            may_end.set()
+            browser.wait_until(lambda: "Accuracy" in read_main(browser))
+            assert "Computing" not in read_main(browser)
+            assert browser.list_errors() == []
+    finally:
+        may_end.set()
 
 
 def test_hostile_text_is_text(browser):

@@ -35,15 +35,17 @@ def view_runs(
     folder that is no model.
     """
     from saccade.reporting.viewer.library import Library
+    from saccade.reporting.viewer.results import ResultsWorker
 
     try:
         from saccade.reporting.viewer.server import ViewerServer
     except ImportError as error:
         message = f"the viewer needs {error.name}; install it with: pip install 'saccade[view]'"
         raise RunError(message, key="view") from error
-    library = Library(paths, load_decoder=load_decoder, is_running=is_running)
+    worker = ResultsWorker()
+    library = Library(paths, load_decoder=load_decoder, is_running=is_running, compute=worker.run)
     questions = build_questions(ask_model, recipe=ask_recipe, settings=ask_settings) if ask_model else None
-    server = ViewerServer(library, host=host, port=port, questions=questions)
+    server = ViewerServer(library, host=host, port=port, questions=questions, on_stop=worker.close)
     on_ready(server.address)
     if open_browser:
         webbrowser.open(server.address)

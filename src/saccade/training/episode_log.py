@@ -157,9 +157,16 @@ def list_rollout_files(run_folder: Path) -> list[tuple[Path, str, int]]:
     return sorted(((path, name[1], int(name[2])) for path, name in names if name), key=lambda file: file[1:])
 
 
-def read_rollout_lines(path: Path) -> list[bytes]:
-    """Return the whole lines of a file of episodes, in order; the end of a damaged file is left out."""
-    return [line for line in _decompress(read_bytes(path)).splitlines(keepends=True) if line.endswith(b"\n")]
+def read_rollout_lines(path: Path, problems: list[str] | None = None) -> list[bytes]:
+    """Return the whole lines of a file of episodes, in order; the end of a damaged file is left out.
+
+    A list of `problems` receives a sentence about such a file.
+    """
+    data, is_whole = _decompress(read_bytes(path))
+    lines = [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+    if problems is not None and not is_whole:
+        problems.append(f"the end of the file is damaged: {len(lines)} whole lines can be read")
+    return lines
 
 
 def parse_rollout(line: bytes, path: Path, name: str) -> RolloutRecord:
@@ -171,12 +178,12 @@ def parse_rollout(line: bytes, path: Path, name: str) -> RolloutRecord:
     return map_media_paths(record, lambda file: os.path.normpath(path.parent / file))
 
 
-def _decompress(data: bytes) -> bytes:
-    """Decompress what is readable of a gzip file."""
+def _decompress(data: bytes) -> tuple[bytes, bool]:
+    """Decompress what is readable of a gzip file; return whether that is all of it."""
     decompressor, parts = zlib.decompressobj(wbits=31), []
     for start in range(0, len(data), _CHUNK_BYTES):
         try:
             parts.append(decompressor.decompress(data[start : start + _CHUNK_BYTES]))
         except zlib.error:
             break
-    return b"".join(parts)
+    return b"".join(parts), decompressor.eof

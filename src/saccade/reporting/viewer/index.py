@@ -229,7 +229,11 @@ class EpisodeIndex:
         connection.execute("INSERT INTO texts (rowid, body) VALUES (?, ?)", (cursor.lastrowid, text))
 
     def _iterate_rollouts(self, path: Path, done: int) -> Iterator[tuple[dict[str, Any], str, int]]:
-        for number, line in enumerate(read_rollout_lines(path)):
+        problems = list[str]()
+        lines = read_rollout_lines(path, problems)
+        if problems:
+            self.problems[path.relative_to(self._run).as_posix()] = problems[0]
+        for number, line in enumerate(lines):
             if built := self._build_row(path, line, _place_rollout):
                 row, text = built
                 yield {"start": number, "length": len(line), **row}, text, number

@@ -3,10 +3,12 @@
 Results are kept until the files that they were computed from change.
 """
 
+import contextlib
 import functools
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,6 @@ from saccade.config.load import load_recipe
 from saccade.errors import DataError, RunError, SaccadeError, convert_errors
 from saccade.evaluation.judge_results import list_results_files
 from saccade.metrics.statistics import compute_seed_interval
-from saccade.metrics.tables import Table
 from saccade.reporting.episode_view import DecodeFn
 from saccade.reporting.run_summary import (
     RECIPE_FILE,
@@ -29,6 +30,7 @@ from saccade.reporting.run_summary import (
 )
 from saccade.reporting.viewer.episodes import Describer, StoredEpisode, describe_tokens, read_episode
 from saccade.reporting.viewer.index import EpisodeIndex
+from saccade.reporting.viewer.results import compute_pair, compute_results, describe_section, describe_table
 from saccade.training.episode_log import (
     RolloutRecord,
     list_rollout_files,
@@ -45,6 +47,7 @@ SEED_KEYS = ("seed", "model.path", "data.", "extends")  # in which runs of one r
 MAX_FLIPPED = 500  # rows of a comparison
 MAX_KEPT_RESULTS = 64  # metrics and tables
 MAX_KEPT_STEPS = 2  # a step's groups, whole episodes
+MAX_KEPT_SUMMARIES = 10_000  # of runs
 
 
 NO_TOKEN_VALUES = (  # of an episode that was not kept, and of one that was
@@ -58,29 +61,39 @@ class UnknownItemError(DataError):
 
 
 class RecentResults:
-    """The `maxsize` results that were used last, each until the stamp of its files changes. Threads may share it."""
+    """The `maxsize` results that were used last, each until the stamp of its files changes. Threads may share it.
+
+    A result that two threads need at the same time is computed once.
+    """
 
     def __init__(self, maxsize: int) -> None:
         self._maxsize, self._lock = maxsize, threading.Lock()
-        self._results: OrderedDict[Hashable, tuple[Any, Any]] = OrderedDict()
+        self._results: OrderedDict[Hashable, tuple[Any, Future[Any]]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._results)
 
     def keep(self, key: Hashable, stamp: Any, compute: Callable[[], Any]) -> Any:
         """Return a result, computed if it isn't kept or its stamp has changed."""
+        own: Future[Any] = Future()
         with self._lock:
             known = self._results.get(key)
-            if known is not None and known[0] == stamp:
-                self._results.move_to_end(key)
-                return known[1]
-        result = compute()
-        with self._lock:
-            self._results[key] = (stamp, result)
+            if known is None or known[0] != stamp:
+                self._results[key] = known = (stamp, own)
             self._results.move_to_end(key)
             while len(self._results) > self._maxsize:
                 self._results.popitem(last=False)
-        return result
+        if known[1] is not own:
+            return known[1].result()
+        try:
+            own.set_result(compute())
+        except BaseException as error:
+            with self._lock:  # the next request tries again
+                if self._results.get(key) is known:
+                    del self._results[key]
+            own.set_exception(error)
+            raise
+        return own.result()
 
 
 @dataclass(slots=True)
@@ -95,7 +108,8 @@ class ViewedRun:
 
 class Library:
     """The runs at and below some paths. `load_decoder(folder)` returns a run's token decoder, or None without one;
-    `is_running(folder)` whether a process trains the run.
+    `is_running(folder)` whether a process trains the run. `compute(function, *arguments)` calls a function that may
+    take minutes, in another process or, by default, here.
     """
 
     def __init__(
@@ -104,11 +118,13 @@ class Library:
         *,
         load_decoder: Callable[[Path], DecodeFn | None] = lambda folder: None,
         is_running: Callable[[Path], bool] = lambda folder: False,
+        compute: Callable[..., Any] = lambda function, *arguments: function(*arguments),
     ) -> None:
-        self._paths, self._is_running = paths, is_running
+        self._paths, self._is_running, self._compute = paths, is_running, compute
         self._load_decoder = functools.lru_cache(maxsize=8)(load_decoder)
         self._runs: dict[Path, ViewedRun] = {}
         self._results, self._steps = RecentResults(MAX_KEPT_RESULTS), RecentResults(MAX_KEPT_STEPS)
+        self._summaries = RecentResults(MAX_KEPT_SUMMARIES)
         self._decoder_lock = threading.Lock()
         self._read_cached = functools.lru_cache(maxsize=8)(lambda location, modified_ns: read_episode(location))
 
@@ -153,7 +169,13 @@ class Library:
         return sorted(rows, key=lambda row: -row["modified"])
 
     def _describe_run(self, run: ViewedRun) -> dict[str, Any]:
-        summary: RunSummary = summarize_run(run.folder, self._is_running)
+        # Open pages ask every few seconds, and reading the recipes and metrics of many runs takes seconds.
+        is_running = self._is_running(run.folder)
+        names = (RECIPE_FILE, "metrics.jsonl", "invocations.json", "finished_stages")
+        stamp = [is_running, *_stamp_files(run.folder / name for name in names), *self._stamp_evaluations(run)]
+        summary: RunSummary = self._summaries.keep(
+            run.folder, stamp, lambda: summarize_run(run.folder, lambda folder: is_running)
+        )
         return {
             "name": run.name,
             "path": str(run.folder),
@@ -244,13 +266,7 @@ class Library:
 
     def build_tables(self, name: str) -> dict[str, Any]:
         """Return the tables of a run: training, results with intervals, tool calls; and why some can't be shown."""
-        from saccade.evaluation.compare import compare_evaluations, read_evaluations
-        from saccade.reporting.run_report import (
-            build_call_tables,
-            build_results,
-            build_training_tables,
-            collect_metadata,
-        )
+        from saccade.reporting.run_report import build_call_tables, build_training_tables, collect_metadata
 
         run, problems = self.get(name), list[str]()
 
@@ -263,37 +279,26 @@ class Library:
                 problems.append(str(error))
                 return {}
 
-        def compute_results() -> tuple[list[Any], list[str]]:
-            damaged = list[str]()
-            evaluations = read_evaluations(run.folder, damaged)
-            return build_results(compare_evaluations(evaluations)) if evaluations else [], damaged
-
         stages = attempt("metrics", lambda: self._read_metrics(run))
         training = attempt("training", lambda: build_training_tables(run.folder, stages))
         stamp = self._stamp_evaluations(run)
-        kept = attempt("evaluations", lambda: self._results.keep(("results", run.folder), stamp, compute_results))
+        kept = attempt(
+            "evaluations",
+            lambda: self._results.keep(
+                ("results", run.folder), stamp, lambda: self._compute(compute_results, run.folder)
+            ),
+        )
         results, damaged = kept or ([], [])
         calls = attempt("tool calls", lambda: build_call_tables(stages.get("rl", ())))
         metadata = attempt("metadata", lambda: collect_metadata(run.folder))
-        sections = [*training, *results, *calls]
         return {
             "problems": list(dict.fromkeys([*problems, *damaged])),
             "metadata": {key: str(value) for key, value in metadata.items()},
-            "sections": [
-                {
-                    "title": section.title,
-                    "notes": list(section.notes),
-                    "tables": [
-                        _describe_table(table)
-                        for table in (*section.tables, *(plot.numbers for plot in section.plots if plot.numbers))
-                    ],
-                }
-                for section in sections
-            ],
+            "sections": [*map(describe_section, training), *results, *map(describe_section, calls)],
         }
 
     def _stamp_evaluations(self, run: ViewedRun) -> Any:
-        return [(path.name, path.stat().st_mtime_ns) for path in sorted((run.folder / "evaluations").glob("*.json*"))]
+        return list(_stamp_files(sorted((run.folder / "evaluations").glob("*.json*"))))
 
     def find_differences(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """Return the recipe keys in which runs differ."""
@@ -323,13 +328,13 @@ class Library:
         overview = [scores, costs, *(replace(table, is_folded=True) for table in published)]
         return {
             "notes": [report.READING_GUIDE, *([report.COMPARABILITY_WARNING] if any(references.values()) else [])],
-            "overview": [_describe_table(table) for table in overview],
+            "overview": [describe_table(table) for table in overview],
             "evaluations": [
                 {
                     "name": evaluation,
                     "tables": [
-                        *map(_describe_table, report.build_evaluation_tables(evaluation, result, references)),
-                        _describe_table(report.build_example_table(result)),
+                        *map(describe_table, report.build_evaluation_tables(evaluation, result, references)),
+                        describe_table(report.build_example_table(result)),
                     ],
                 }
                 for evaluation, result in benchmark_results.items()
@@ -491,21 +496,26 @@ class Library:
 
     def compare_evaluations(self, *sides: tuple[str, str, int]) -> list[Any]:
         """Return the table of the paired difference of two evaluations, with its interval; [] for anything else."""
-        from saccade.evaluation.compare import compare_files
-        from saccade.reporting.evaluation_report import build_pair_tables
-
         files = [{path.stem: path for path in list_results_files(self.get(name).folder)} for name, _, _ in sides]
         paths = [own[stage] for own, (_, stage, _) in zip(files, sides, strict=True) if stage in own]
         if len(paths) < 2:
             return []
-        stamp = [path.stat().st_mtime_ns for path in paths]
+        stamp = list(_stamp_files(paths))
         try:
-            comparison = self._results.keep(("pair", *paths), stamp, lambda: compare_files(*paths))
+            tables: list[Any] = self._results.keep(("pair", *paths), stamp, lambda: self._compute(compute_pair, *paths))
         except DataError as error:  # the tasks differ
             return [
                 {"title": "No paired comparison", "header": [""], "rows": [[str(error)]], "bars": [], "folded": False}
             ]
-        return [_describe_table(table) for table in build_pair_tables(comparison)]
+        return tables
+
+
+def _stamp_files(paths: Iterable[Path]) -> Iterator[tuple[str, int, int]]:
+    """Yield name, time and size of each file that exists."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            yield path.name, status.st_mtime_ns, status.st_size
 
 
 STAGE_ORDER = ("sft", "sft_validation", "rl", "rl_validation")
@@ -551,17 +561,4 @@ def _thin(points: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     starts = range(0, count, size)
     return {
         name: [sum(values[i : i + size]) / len(values[i : i + size]) for i in starts] for name, values in points.items()
-    }
-
-
-def _describe_table(table: Table) -> dict[str, Any]:
-    return {
-        "title": table.title,
-        "header": list(table.header),
-        "rows": [list(row) for row in table.rows],
-        "bars": [
-            {"value": bar.value, "low": bar.low, "high": bar.high, "maximum": bar.maximum, "marks": list(bar.marks)}
-            for bar in table.bars
-        ],
-        "folded": table.is_folded,
     }

@@ -325,14 +325,33 @@ def _answer(query: Callable[[Request], Any]) -> Endpoint:
     return _send(lambda request: JSONResponse(query(request), headers={"Cache-Control": "no-store"}))
 
 
+class _Server(uvicorn.Server):
+    """A server that calls `on_stop` before it waits for the requests in progress."""
+
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_stop = on_stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shut down."""
+        self._on_stop()
+        await super().shutdown(sockets)
+
+
 class ViewerServer:
     """A server of a library, bound to an address: `address` holds the token, `run` serves until `stop` or Ctrl-C.
 
-    Port 0 is any unused one. Raises RunError if the address can't be bound.
+    Port 0 is any unused one; `on_stop` ends what requests wait for. Raises RunError if the address can't be bound.
     """
 
     def __init__(
-        self, library: Library, *, host: str = "127.0.0.1", port: int = 0, questions: Questions | None = None
+        self,
+        library: Library,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        questions: Questions | None = None,
+        on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -349,7 +368,7 @@ class ViewerServer:
         self._viewer = Viewer(library, questions)
         app = self._viewer.build_app(token, f"saccade_{number}")
         config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", server_header=False)
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config, on_stop)
 
     def run(self) -> None:
         """Serve, and keep the indexes up to date."""

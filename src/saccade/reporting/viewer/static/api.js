@@ -18,9 +18,17 @@ export function buildQuery(params) {
   return new URLSearchParams(listPairs(params)).toString();
 }
 
+// A browser opens six connections to a server: those of a page that was left must not delay the next page.
+let leaving = new AbortController();
+
+export function abandonRequests() {
+  leaving.abort();
+  leaving = new AbortController();
+}
+
 export async function get(name, params = {}) {
   if (exported) return answerExported(name, params);
-  const response = await fetch(`api/${name}?${buildQuery(params)}`);
+  const response = await fetch(`api/${name}?${buildQuery(params)}`, { signal: name === "settings" ? null : leaving.signal });
   const value = await response.json().catch(() => ({ error: `the server answered with status ${response.status}` }));
   if (!response.ok) throw new Error(value.error ?? `status ${response.status}`);
   return value;

@@ -2,7 +2,7 @@
 // colors of another theme, and its own keys.
 
 import { pageAddress } from "./address.js";
-import { exported, get } from "./api.js";
+import { abandonRequests, exported, get } from "./api.js";
 import { errorBox, fill, h } from "./dom.js";
 import { askPage } from "./pages/ask.js";
 import { benchmarksPage } from "./pages/benchmarks.js";
@@ -86,6 +86,7 @@ function go(page, values) {
 async function show() {
   const { name, params } = readAddress();
   const own = ++serial;
+  abandonRequests();
   const pressed = shown.pressed ?? [];
   shown = waitForKeys(pressed);
   drawBar(name, params);
@@ -155,6 +156,7 @@ async function tick() {
 }
 
 window.addEventListener("hashchange", show);
+window.addEventListener("unhandledrejection", (event) => { if (event.reason?.name === "AbortError") event.preventDefault(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => shown.redraw?.());
 // A file that is dropped beside its box must not replace the page.
 for (const name of ["dragover", "drop"]) {

@@ -97,25 +97,36 @@ export async function runsPage({ root, params, replace, isCurrent }) {
     drawCharts();
   }
 
+  let tablesSerial = 0;
+
   async function drawTables() {
+    const own = ++tablesSerial;
+    const isNewest = () => own === tablesSerial && isCurrent();
     fill(tables);
     const names = [...chosen];
     if (names.length > 1) {
       const differences = await get("differences", { run: names }).catch(() => []);
+      if (!isNewest()) return;
       if (differences.length) {
         put(tables, h("h2", null, "Differences of the recipes"), table({ title: "Differences of the recipes", header: ["key", ...names], rows: differences.map((row) => [row.key, ...row.values]), bars: [], folded: false }, { caption: false }));
       }
     }
     for (const name of names.slice(0, 4)) {
+      const waiting = h("p", { class: "note", role: "status" }, `Computing the results of ${name} …`);
+      put(tables, waiting);
       try {
         const data = await get("tables", { run: name });
-        if (!isCurrent() || !chosen.has(name)) return;
+        if (!isNewest()) return;
+        waiting.remove();
         put(tables, h("section", { "aria-label": name },
           data.problems.map(errorBox),
           data.sections.length ? h("h2", null, names.length > 1 ? `${name}: results` : "Results") : null,
           data.sections.map((section) => [h("h3", null, section.title), section.notes.map((note) => h("p", { class: "note" }, note)), h("div", { class: "tables" }, section.tables.map((item) => table(item, { caption: item.title !== section.title })))]),
           h("details", null, h("summary", null, "Versions and times"), h("dl", { class: "facts" }, Object.entries(data.metadata).map(([key, value]) => h("div", null, h("dt", null, key), h("dd", null, value)))))));
-      } catch (error) { put(tables, errorBox(error)); }
+      } catch (error) {
+        if (!isNewest()) return;
+        waiting.replaceWith(errorBox(error));
+      }
     }
   }
 
