@@ -95,10 +95,7 @@ def test_a_killed_rank_ends_the_job_with_one_sentence(folder, rank, num_processe
     saved = run / "sft"
     block_until(lambda: find_newest_checkpoint(saved) is not None or process.poll() is not None)
     os.kill(find_rank(process.pid, rank), signal.SIGKILL)
-    lines = finish(process, returncode=1).strip().splitlines()
-    # On a busy machine torchrun may stop rank 0 before it has noticed the loss.
-    assert len([line for line in lines if not line.startswith("Stopping:")]) == 1, lines
-    line = lines[-1]
+    [line] = finish(process, returncode=1).splitlines()
     assert "rank" in line
     assert "--resume" in line
     assert ".cc" not in line  # a source file of gloo

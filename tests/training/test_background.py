@@ -11,7 +11,14 @@ import time
 import pytest
 from signal_handlers import handle_signal
 
-from saccade.training.background import Abandoned, Cancelled, RankLostError, defer_interrupt, run_in_thread
+from saccade.training.background import (
+    STOPPED_BY_TORCHRUN,
+    Abandoned,
+    Cancelled,
+    RankLostError,
+    defer_interrupt,
+    run_in_thread,
+)
 from saccade.utils.async_utils import run_in_daemon_thread
 
 
@@ -24,7 +31,7 @@ def test_run_in_thread_raises_the_exception():
         asyncio.run(run_in_thread(lambda check: 1 / 0, "the update"))
 
 
-def cancel_while_running(function, error=asyncio.CancelledError):
+def cancel_while_running(function, error=asyncio.CancelledError, message=None):
     """Cancel a task that awaits the function in a thread, once it runs, and wait until the task raises an error."""
     has_started = threading.Event()
 
@@ -36,14 +43,15 @@ def cancel_while_running(function, error=asyncio.CancelledError):
         task = asyncio.create_task(run_in_thread(run, "the update"))
         while not has_started.is_set():
             await asyncio.sleep(0.001)
-        task.cancel()
+        task.cancel(message)
         with pytest.raises(error):
             await task
 
     asyncio.run(cancel())
 
 
-def test_a_rank_lost_while_a_run_is_cancelled_ends_it_with_the_reason(caplog):
+@pytest.mark.parametrize(("message", "logged"), [(None, [("the update",)]), (STOPPED_BY_TORCHRUN, [])])
+def test_a_rank_lost_while_a_run_is_cancelled_ends_it_with_the_reason(caplog, message, logged):
     """Its training can't save a checkpoint, so it isn't one more line in the log."""
 
     def update(check_cancelled):
@@ -54,8 +62,8 @@ def test_a_rank_lost_while_a_run_is_cancelled_ends_it_with_the_reason(caplog):
         except Cancelled:
             raise RankLostError("rank 1 failed") from None
 
-    cancel_while_running(update, RankLostError)
-    assert [record.args for record in caplog.records] == [("the update",)]
+    cancel_while_running(update, RankLostError, message)
+    assert [record.args for record in caplog.records] == logged
 
 
 def test_a_cancelled_run_waits_for_the_next_micro_batch(caplog):

@@ -53,6 +53,7 @@ from saccade.runs.validation import (
 )
 from saccade.training import checkpoint
 from saccade.training.alarms import AlarmMonitor, prefix_validation
+from saccade.training.background import STOPPED_BY_TORCHRUN
 from saccade.training.demonstrations import DemonstrationReport
 from saccade.training.episode_log import EpisodeWriter
 from saccade.training.validation import ValidationSchedule
@@ -324,7 +325,7 @@ def run_and_close(components: RolloutComponents, coroutine: Coroutine[None, None
             controller = get_controller()
             if not has_received_sigterm and not (controller and controller.has_lost_rank):
                 has_received_sigterm = True
-                task.cancel()
+                task.cancel(STOPPED_BY_TORCHRUN if previous is handle_sigterm else None)
 
         hide_interrupted_tasks()
         if is_handled:

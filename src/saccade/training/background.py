@@ -25,6 +25,7 @@ from saccade.utils.async_utils import run_in_daemon_thread
 
 T = TypeVar("T")
 CheckCancelled = Callable[[], None]  # raises Cancelled if the run is being stopped
+STOPPED_BY_TORCHRUN = "stopped by torchrun"  # the message of a cancellation
 _logger = logging.getLogger("saccade")
 
 
@@ -66,9 +67,11 @@ async def wait_for_thread(
     """
     try:
         return await asyncio.shield(future)
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as cancellation:
         on_cancel()
-        _logger.warning("Stopping: %s ends first; press Ctrl-C again to stop at once", description)
+        # torchrun may stop this process because a rank is lost: then the function's own error is the one sentence.
+        if STOPPED_BY_TORCHRUN not in cancellation.args:
+            _logger.warning("Stopping: %s ends first; press Ctrl-C again to stop at once", description)
         try:
             await asyncio.wait((future,))
         except asyncio.CancelledError:
