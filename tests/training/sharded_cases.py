@@ -149,12 +149,12 @@ def continue_copy(workspace, samples, out: Path) -> None:
     continue_once(workspace, samples, out)
 
 
-FEW_CASES = ("sft lora", "rl texts")
+FEW_CASES = {2: ("sft lora", "sft untied", "rl texts", "rl kl"), 4: ("sft lora", "rl texts")}  # by number of processes
 
 
-def run_few_cases(workspace, samples, out: Path, names=FEW_CASES) -> None:
+def run_few_cases(workspace, samples, out: Path, names=()) -> None:
     """Train some cases."""
-    for name in names:
+    for name in names or FEW_CASES[distributed.get_world_size()]:
         result = train(workspace, CASES[name], out / name, samples)
         (out / name / "result.json").write_text(json.dumps(result))
 

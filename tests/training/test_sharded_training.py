@@ -132,9 +132,10 @@ def expect(prepared, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_processes", [2, 4])
-@pytest.mark.parametrize("name", sharded_cases.FEW_CASES)
-def test_two_and_four_processes_train_like_one(forked, expect, name, num_processes):
+@pytest.mark.parametrize(
+    ("num_processes", "name"), [(number, name) for number, names in sharded_cases.FEW_CASES.items() for name in names]
+)
+def test_two_and_four_processes_train_like_one(forked, expect, num_processes, name):
     check_training(expect, forked / f"few-{num_processes}", name)
 
 
