@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import pickle
+import sys
 import tomllib
 from pathlib import Path
 
@@ -103,6 +105,54 @@ def test_broken_file_and_missing_object_raise(tmp_path):
         plugins.load("rewards", str(tmp_path / "bad.py"))
     with raises(ConfigError, key=str(tmp_path / "empty.py"), value="empty"):
         plugins.load("rewards", str(tmp_path / "empty.py"))
+
+
+SETTINGS_FILE = """
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from saccade.environments.base import EnvironmentSettings
+from saccade.environments.tool_calling import ToolCalling
+
+
+class MineSettings(EnvironmentSettings):
+    size: int = 3
+
+
+@dataclass
+class Point:
+    x: float = 0.0
+
+
+class Mine(ToolCalling):
+    settings: MineSettings
+"""
+
+
+def test_a_file_may_have_dataclasses_and_string_annotations_and_its_objects_can_be_pickled(tmp_path):
+    (tmp_path / "mine.py").write_text(SETTINGS_FILE)
+    plugin = plugins.load("environments", str(tmp_path / "mine.py"))
+    assert plugin.settings_type.__name__ == "MineSettings"
+    point = plugins.load("rewards", f"{tmp_path}/mine.py:Point")(x=2.0)
+    assert pickle.loads(pickle.dumps(point)) == point
+
+
+def test_a_file_is_executed_again_only_once_it_has_changed(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("class Mine: value = 1\n")
+    first = plugins.load("rewards", str(path))
+    assert plugins.load("rewards", str(path)) is first
+    path.write_text("class Mine: value = 2\n")
+    second = plugins.load("rewards", str(path))
+    assert (first.value, second.value) == (1, 2)
+    path.write_text("class Mine: value = 1 / 0\n")
+    for _ in range(2):
+        with raises(ConfigError, key=str(path)):
+            plugins.load("rewards", str(path))
+    assert first.__module__ not in sys.modules
+    path.write_text("class Mine: value = 2\n")
+    assert plugins.load("rewards", str(path)).value == 2
 
 
 FOLDERS = ["environments", "chat.families", "engines", "rewards", "tools"]

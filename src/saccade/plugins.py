@@ -16,6 +16,8 @@ import importlib.util
 import inspect
 import math
 import re
+import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -27,7 +29,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from saccade.errors import ConfigError, convert_errors
 from saccade.utils.files import read_text
-from saccade.utils.hashing import compute_digest
+from saccade.utils.hashing import compute_digest, compute_file_sha256
 
 # keyword-only parameters passed with each call, never settings
 CALL_TIME_PARAMS = {"ctx", "correct", "advantage", "correct_G", "greedy_baseline_reward", "whiten"}
@@ -372,16 +374,33 @@ def _find_entry_points(folder: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=f"saccade.{folder}")}
 
 
+# The modules of plugin files by name, each with the digest of the source that it was executed from.
+_file_modules: dict[str, tuple[str, ModuleType]] = {}
+_import_lock = threading.RLock()  # a plugin file may load another
+
+
 def _import_file(path: Path) -> ModuleType:
+    """Return the module of a plugin file, executed once unless the file has changed since."""
     if not path.is_file():
         raise ConfigError(f"there is no plugin file {path}", key=str(path))
     # The module name has a digest of the whole path: two files called mine.py must not collide in sys.modules.
-    spec = importlib.util.spec_from_file_location(f"saccade_plugin_{compute_digest(str(path.resolve()))[:12]}", path)
+    name = f"saccade_plugin_{compute_digest(str(path.resolve()))[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # since the path ends in .py
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with convert_errors(ConfigError, f"the plugin {path} can't be imported", key=str(path)):
-        spec.loader.exec_module(module)
+    with _import_lock, convert_errors(ConfigError, f"the plugin {path} can't be imported", key=str(path)):
+        digest = compute_file_sha256(path)
+        if name in _file_modules and _file_modules[name][0] == digest:
+            return _file_modules[name][1]
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses, annotations that are strings, and pickle look it up
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            _file_modules.pop(name, None)
+            raise
+        _file_modules[name] = digest, module
     return module
 
 
