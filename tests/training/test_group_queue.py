@@ -367,14 +367,21 @@ def test_a_failure_is_raised_and_no_task_is_left(is_streaming):
     async def run():
         queue = build_queue(rollouts, config)
         try:
-            await train(queue, config)
+            await train(queue, config, on_step=lambda step, prompt_indices: trained.extend(prompt_indices))
         finally:
+            states.append(queue.state)
             await queue.close()
+            states.append(queue.state)
             assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
+    states, trained = [], []
     with raises(ConfigError, key="environment.name", value="broken"):
         asyncio.run(run())
     assert rollouts.num_running == 0
+    for sampler, groups in states:  # no prompt is lost, not the one that failed either
+        known = [*sampler.requeued_indices, *(group.prompt_index for group in groups), *trained]
+        assert sorted(known) == list(range(sampler.next_index))
+        assert 5 in sampler.requeued_indices
 
 
 def test_groups_that_failed_are_begun_again_when_a_run_resumes():

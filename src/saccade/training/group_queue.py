@@ -260,7 +260,9 @@ class GroupQueue:
     def _finish_group(self, prompt_index: int, task: asyncio.Task[Group]) -> None:
         started = self._in_progress.pop(prompt_index, None)  # None if the group was cancelled
         self._record_failure(task)
-        if started is not None and not task.cancelled() and task.exception() is None:
+        if started is not None and (task.cancelled() or task.exception() is not None):
+            self._prompts.appendleft(prompt_index)  # the state of a run that stops must not lose it
+        elif started is not None:
             group, version = task.result(), started.version
             if self._is_masking:
                 version = max([version, *(v for episode in _list_episodes(group) for v in episode.ledger.versions())])
