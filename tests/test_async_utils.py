@@ -11,6 +11,7 @@ from saccade.utils.async_utils import (
     gather_or_cancel,
     hide_interrupted_tasks,
     keep_collections_short,
+    pause_active_timeouts,
     run_until,
 )
 
@@ -101,6 +102,51 @@ def test_an_expired_timeout_stays_expired():
 
         with pytest.raises(TimeoutError):
             await sleep_with_timeout()
+
+    run_in_virtual_time(body())
+
+
+def test_a_wait_of_one_task_pauses_no_timeout_of_another():
+    async def body():
+        clock, loop = PausableClock(), asyncio.get_running_loop()
+        ended = {}
+
+        async def run(name, *, waits):
+            try:
+                async with clock.timeout_at(clock.time() + 1.0):
+                    if waits:
+                        with pause_active_timeouts(), pause_active_timeouts():
+                            await asyncio.sleep(5)
+                            with clock.pause():
+                                await asyncio.sleep(5)
+                    await asyncio.sleep(60)
+            except TimeoutError:
+                ended[name] = loop.time() - start_time
+
+        start_time = loop.time()
+        await asyncio.gather(run("waits", waits=True), run("works", waits=False))
+        assert ended == pytest.approx({"works": 1.0, "waits": 11.0})
+
+    run_in_virtual_time(body())
+
+
+def test_a_wait_pauses_all_timeouts_around_it():
+    """A tool's wait counts neither toward the tool's timeout nor toward its episode's."""
+
+    async def body():
+        episode_clock, tool_clock = PausableClock(), PausableClock()
+        async with episode_clock.timeout_at(episode_clock.time() + 1.0) as episode_limit:
+            async with tool_clock.timeout_at(tool_clock.time() + 1.0) as tool_limit, episode_clock.timeout_at(None):
+                with pause_active_timeouts():
+                    assert episode_limit.when() is tool_limit.when() is None
+                    await asyncio.sleep(5)
+                await asyncio.sleep(0.5)
+            late = asyncio.create_task(wait_with_timeouts_paused())  # its context holds the episode's timeout
+        await late
+
+    async def wait_with_timeouts_paused():
+        with pause_active_timeouts():
+            await asyncio.sleep(1)
 
     run_in_virtual_time(body())
 

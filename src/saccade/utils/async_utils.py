@@ -8,7 +8,8 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
-from typing import Any, Optional, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
@@ -101,11 +102,21 @@ async def maybe_await(value: T | Awaitable[T]) -> T:
     return value
 
 
+@dataclass(slots=True, eq=False)
+class _Limit:
+    """A timeout by a clock, and the pauses of this timeout alone."""
+
+    timeout: asyncio.Timeout
+    when: float  # when it expires, by the clock
+    num_pauses: int = 0  # pauses may be nested or overlap
+    paused_since: float = 0.0  # by the clock
+
+
 class PausableClock:
     """The event loop's clock minus the time in which it was paused; paused time doesn't count toward its timeouts."""
 
     def __init__(self) -> None:
-        self._timeouts: dict[asyncio.Timeout, float] = {}  # when each expires, by this clock
+        self._limits: set[_Limit] = set()
         self._paused_seconds, self._paused_since = 0.0, 0.0
         self._num_pauses = 0  # pauses may be nested or overlap
 
@@ -116,42 +127,61 @@ class PausableClock:
     @contextlib.asynccontextmanager
     async def timeout_at(self, when: float | None) -> AsyncIterator[asyncio.Timeout]:
         """Bound the block like `asyncio.timeout_at`, by this clock; None means no timeout."""
-        async with asyncio.timeout(None) as limit:
-            if when is not None:
-                self._timeouts[limit] = when
-                self._reschedule(limit)
-            token = _ACTIVE_CLOCK.set(self)
+        async with asyncio.timeout(None) as timeout:
+            if when is None:
+                yield timeout
+                return
+            limit = _Limit(timeout, when)
+            self._limits.add(limit)
+            self._reschedule(limit)
+            token = _ACTIVE_LIMITS.set((*_ACTIVE_LIMITS.get(), (self, limit)))
             try:
-                yield limit
+                yield timeout
             finally:
-                _ACTIVE_CLOCK.reset(token)
-                self._timeouts.pop(limit, None)
+                _ACTIVE_LIMITS.reset(token)
+                self._limits.remove(limit)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Pause the clock inside the block; no timeout expires meanwhile."""
+        """Pause the clock inside the block; none of its timeouts expires meanwhile."""
         self._paused_since = self._paused_since if self._num_pauses else asyncio.get_running_loop().time()
         self._num_pauses += 1
-        self._reschedule(*self._timeouts)
+        self._reschedule(*self._limits)
         try:
             yield
         finally:
             self._num_pauses -= 1
             self._paused_seconds += 0.0 if self._num_pauses else asyncio.get_running_loop().time() - self._paused_since
-            self._reschedule(*self._timeouts)
+            self._reschedule(*self._limits)
 
-    def _reschedule(self, *timeouts: asyncio.Timeout) -> None:
-        for limit in timeouts:
-            if not limit.expired():
-                limit.reschedule(None if self._num_pauses else self._timeouts[limit] + self._paused_seconds)
+    @contextlib.contextmanager
+    def pause_limit(self, limit: _Limit) -> Iterator[None]:
+        """Pause one of the clock's timeouts inside the block; the others continue."""
+        limit.paused_since = limit.paused_since if limit.num_pauses else self.time()
+        limit.num_pauses += 1
+        self._reschedule(limit)
+        try:
+            yield
+        finally:
+            limit.num_pauses -= 1
+            limit.when += 0.0 if limit.num_pauses else self.time() - limit.paused_since
+            self._reschedule(limit)
+
+    def _reschedule(self, *limits: _Limit) -> None:
+        for limit in limits:
+            if limit in self._limits and not limit.timeout.expired():
+                is_paused = self._num_pauses or limit.num_pauses
+                limit.timeout.reschedule(None if is_paused else limit.when + self._paused_seconds)
 
 
-_ACTIVE_CLOCK: ContextVar[Optional["PausableClock"]] = ContextVar("active_clock", default=None)
+# The timeouts that bound the running task, the outermost first, each with its clock.
+_ACTIVE_LIMITS: ContextVar[tuple[tuple[PausableClock, _Limit], ...]] = ContextVar("active_limits", default=())
 
 
 @contextlib.contextmanager
-def pause_active_clock() -> Iterator[None]:
-    """Pause the clock whose timeout bounds the caller, if there is one, inside the block."""
-    clock = _ACTIVE_CLOCK.get()
-    with clock.pause() if clock else contextlib.nullcontext():
+def pause_active_timeouts() -> Iterator[None]:
+    """Pause the timeouts of pausable clocks that bound the caller inside the block; those of other tasks continue."""
+    with contextlib.ExitStack() as stack:
+        for clock, limit in _ACTIVE_LIMITS.get():
+            stack.enter_context(clock.pause_limit(limit))
         yield

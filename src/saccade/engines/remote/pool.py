@@ -34,7 +34,7 @@ from saccade.engines.remote.server import (
 )
 from saccade.errors import BrokenEngineError, EngineError, SaccadeError, convert_errors
 from saccade.media.cache import LRUCache
-from saccade.utils.async_utils import pause_active_clock
+from saccade.utils.async_utils import pause_active_timeouts
 from saccade.utils.http_client import compute_backoff
 
 MAX_BACKOFF = 15.0  # seconds between two tries
@@ -217,7 +217,7 @@ class Pool:
             self._all_down_since = clock()
         remaining = self._all_down_since + self.down_timeout - clock()
         try:
-            with pause_active_clock():
+            with pause_active_timeouts():
                 async with asyncio.timeout(max(remaining, 0.0)):
                     await state_changed.wait()
         except TimeoutError:
