@@ -338,6 +338,35 @@ def test_an_environment_that_hangs_is_ended_at_the_deadline(renderer):
     assert (episode.status, episode.environment, episode.error) == (EpisodeStatus.ABORTED, "quick", DEADLINE_ERROR)
 
 
+@pytest.mark.parametrize("fails_at", ["reset", "close"])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_only_an_episode_that_has_not_ended_is_aborted(renderer, fails_at, is_late):
+    async def fail():
+        await asyncio.sleep(60 if is_late else 0)
+        raise MediaError("the file is gone")
+
+    class Failing(Quick):
+        async def reset(self, task, ctx):
+            if fails_at == "reset":
+                await fail()
+            return await super().reset(task, ctx)
+
+        async def close(self):
+            if fails_at == "close":
+                await fail()
+
+    events = []
+    ctx = base(renderer, episode_timeout=5.0, frame_budget=4, on_event=lambda kind, event: events.append((kind, event)))
+    episode = run_in_virtual_time(run_episode(task("a"), Failing, ctx))
+    if fails_at == "close":
+        assert (episode.status, episode.error) == (EpisodeStatus.ANSWERED, None)
+    else:
+        error = DEADLINE_ERROR if is_late else "the file is gone"
+        assert (episode.status, episode.error) == (EpisodeStatus.ABORTED, error)
+    assert episode.frame_budget == 4
+    assert events[-1] == ("end", {"episode": episode})
+
+
 @pytest.mark.parametrize("error", [TimeoutError(), KeyError("media"), ZeroDivisionError("division by zero")])
 def test_an_exception_of_the_environment_names_environment_and_task(renderer, error):
     async def fail(task, ctx):

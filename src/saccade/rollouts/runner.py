@@ -11,6 +11,7 @@ is raised and cancels the group.
 
 import functools
 import json
+import logging
 import time
 from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ from saccade.utils.hashing import derive_seed
 EPISODE_ERRORS = (EngineError, MediaError, SandboxError, EnvironmentServerError)  # not the policy's fault
 DEADLINE_ERROR = "the episode's deadline passed before it had ended"
 RunEpisode = Callable[[Task, EnvironmentFactory, Context], Coroutine[Any, Any, Episode]]  # `run_episode` or a wrapper
+_logger = logging.getLogger("saccade")
 
 
 async def run_episode(task: Task, make_environment: EnvironmentFactory, ctx: Context) -> Episode:
@@ -59,7 +61,7 @@ async def run_episode(task: Task, make_environment: EnvironmentFactory, ctx: Con
                 ConfigError, f"the environment {name} failed on task {task.id}", key="environment.name", value=name
             ):
                 environment, episode_ctx = make_environment(), _provide_sub_agents(replace(ctx, deadline=deadline))
-                rollout = Rollout(task=task, environment=environment, ctx=episode_ctx)
+                rollout = Rollout(task=task, environment=environment, ctx=episode_ctx, num_frames=ctx.frame_budget)
                 try:
                     observation = await environment.reset(task, episode_ctx)
                     rollout.num_frames = observation.num_frames
@@ -71,13 +73,11 @@ async def run_episode(task: Task, make_environment: EnvironmentFactory, ctx: Con
     except TimeoutError:
         if not limit.expired() or rollout is None:
             raise
-        rollout.end(EpisodeStatus.ABORTED, DEADLINE_ERROR)
+        rollout.abort(DEADLINE_ERROR)
     except EPISODE_ERRORS as error:
         if rollout is None:
             raise
-        rollout.end(EpisodeStatus.ABORTED, str(error))
-        rollout.num_frames = ctx.frame_budget
-        return rollout.build_episode()
+        rollout.abort(str(error))
     episode = rollout.build_episode()
     ctx.emit_event("end", episode=episode)
     return episode
@@ -104,7 +104,7 @@ class Rollout:
     ledger: Ledger = field(default_factory=Ledger)
     turns: list[Turn] = field(default_factory=list)
     children: list[Episode] = field(default_factory=list)
-    num_frames: int | None = None  # video frames in the prompt
+    num_frames: int | None = None  # video frames in the prompt; the budget until there is a prompt
     max_reply_tokens: int | None = None  # longest next reply
     status: EpisodeStatus | None = None
     error: str | None = None
@@ -178,6 +178,13 @@ class Rollout:
     def end(self, status: EpisodeStatus, error: str | None = None) -> None:
         """Set why the episode ends."""
         self.status, self.error = status, error
+
+    def abort(self, error: str) -> None:
+        """End the episode as aborted, unless it has ended: then only the environment's `close` failed."""
+        if self.status is None:
+            self.end(EpisodeStatus.ABORTED, error)
+        else:
+            _logger.warning("the environment %s failed to close: %s", self.environment.name, error)
 
     def build_episode(self) -> Episode:
         """Return the finished episode."""
