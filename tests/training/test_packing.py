@@ -527,3 +527,25 @@ def test_features_beyond_the_bound_are_computed_in_each_pass(backbone):
     mixed, _ = forward(backbone, batch, load_pixels=load_pixels, temperature=1.0)
     backbone.frozen_features = trained
     assert torch.allclose(mixed, whole, rtol=0, atol=2e-6)
+
+
+def test_a_full_feature_cache_encodes_no_image_in_advance(backbone, monkeypatch):
+    """The first refusal ends it: images that aren't cached are encoded by the passes that use them alone."""
+    batch, encoded = pack_micro_batches(backbone)[0], []
+    images = list({image.key: image for image in batch.images}.values())
+    with torch.no_grad():
+        [features, *_] = backbone.encode_images(images[:1], load_pixels)
+    monkeypatch.setattr(backbone, "frozen_features", FeatureCache(features.nbytes + 1))
+    monkeypatch.setattr(backbone_module, "MAX_VISION_TOKENS", 1)  # one image per pass of the vision tower
+    encode_patches = backbone.policy.encode_patches
+    monkeypatch.setattr(
+        backbone.policy, "encode_patches", lambda *arguments: encoded.append(1) or encode_patches(*arguments)
+    )
+    assert len(images) > 3
+    backbone.cache_frozen_features(images, load_pixels)
+    assert len(encoded) == 2  # one is cached, one refused
+    backbone.cache_frozen_features(images, load_pixels)
+    assert len(encoded) == 2
+    backbone.frozen_features.clear()
+    backbone.cache_frozen_features(images[:1], load_pixels)
+    assert images[0].key in backbone.frozen_features

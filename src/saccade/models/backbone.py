@@ -209,6 +209,11 @@ class Backbone:
         """Return whether LoRA adapters are trained, on top of frozen weights."""
         return self.settings.lora_rank > 0
 
+    @property
+    def num_bytes(self) -> int:
+        """Return the size of all tensors, of sharded ones as a whole."""
+        return sum(tensor.numel() for tensor in self.model.state_dict().values()) * self.policy.compute_dtype.itemsize
+
     def state_dict(self) -> Mapping[str, Tensor]:
         """Return the tensors by their names in the model."""
         return self.model.state_dict()
@@ -260,8 +265,11 @@ class Backbone:
 
     def encode_images(self, images: Sequence[ImageRef], load_pixels: LoadPixels) -> list[VisionFeatures]:
         """Return the features of each image, in passes of the vision tower of bounded size."""
-        passes = self.iterate_vision_passes(images, load_pixels)
-        return [features for vision_pass in passes for features in self.policy.encode_patches(*vision_pass)]
+        return [*self._iterate_features(images, load_pixels)]
+
+    def _iterate_features(self, images: Sequence[ImageRef], load_pixels: LoadPixels) -> Iterator[VisionFeatures]:
+        for vision_pass in self.iterate_vision_passes(images, load_pixels):
+            yield from self.policy.encode_patches(*vision_pass)
 
     @contextlib.contextmanager
     def share_features(self) -> Iterator[None]:
@@ -275,11 +283,13 @@ class Backbone:
     @torch.no_grad()
     def cache_frozen_features(self, images: Iterable[ImageRef], load_pixels: LoadPixels) -> None:
         """Encode images once for all passes of a policy update, if the vision tower is frozen and there is room."""
-        if not self.frozen_features.has_room:
+        if self.frozen_features.is_full:
             return
         new = [image for image in images if image.key not in self.frozen_features]
-        for image, features in zip(new, self.encode_images(new, load_pixels), strict=True):
+        for image, features in zip(new, self._iterate_features(new, load_pixels), strict=True):
             self.frozen_features.add(image.key, features)
+            if self.frozen_features.is_full:  # the pass that uses the other images encodes them
+                return
 
     def iterate_vision_passes(self, images: Sequence[ImageRef], load_pixels: LoadPixels) -> Iterator[VisionPass]:
         """Yield the images' patches, in passes of the vision tower of bounded size."""

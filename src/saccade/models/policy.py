@@ -55,12 +55,8 @@ class FeatureCache:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.total_bytes = max_bytes, 0
+        self.is_full = max_bytes <= 0  # or features were refused
         self._features: dict[str, VisionFeatures] = {}
-
-    @property
-    def has_room(self) -> bool:
-        """Return whether features may be added."""
-        return self.total_bytes < self.max_bytes
 
     def __contains__(self, key: str) -> bool:
         return key in self._features
@@ -70,15 +66,16 @@ class FeatureCache:
         return self._features.get(key)
 
     def add(self, key: str, features: VisionFeatures) -> None:
-        """Cache an image's features if there is room."""
-        if self.total_bytes + features.nbytes <= self.max_bytes:
+        """Cache an image's features if there is room, and no others were refused."""
+        self.is_full = self.is_full or self.total_bytes + features.nbytes > self.max_bytes
+        if not self.is_full:
             self._features[key] = features
             self.total_bytes += features.nbytes
 
     def clear(self) -> None:
         """Drop all features."""
         self._features.clear()
-        self.total_bytes = 0
+        self.total_bytes, self.is_full = 0, self.max_bytes <= 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
