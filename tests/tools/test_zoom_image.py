@@ -64,6 +64,16 @@ def test_a_box_is_cropped_from_the_file_and_enlarged(renderer, path):
     assert pixels[-1, -1].tolist() == pytest.approx([149, 69, 0], abs=1)
 
 
+def test_an_error_names_the_image_and_not_its_path(renderer, path, tmp_path):
+    """The folder of an image may be its label."""
+    strip = tmp_path / "cat.png"
+    Image.new("RGB", (3000, 20)).save(strip)
+    result, _ = zoom(make_box(0.0, 0.0, 1.0, 0.01, image=1), renderer, path, str(strip))
+    assert "image 1" in result.error
+    assert "cat" not in result.error
+    assert str(tmp_path) not in result.error
+
+
 @pytest.mark.parametrize(
     ("coordinates", "box"),
     [
@@ -195,4 +205,4 @@ def test_a_missing_file_is_a_readable_error(renderer, path, tmp_path):
         ctx = ToolContext(media=empty_loader, renderer=renderer, ask=None, video_path="", seed=0, task_images=images)
         return (await zoom_image(make_box(0, 0, 0.5, 0.5), ctx=ctx))[0]
 
-    assert "gone.png" in asyncio.run(zoom_deleted()).error
+    assert "image 0 can't be opened" in asyncio.run(zoom_deleted()).error

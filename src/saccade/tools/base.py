@@ -192,7 +192,7 @@ class FunctionTool:
             if unknown:  # the call is run without them, and the model reads that
                 result = replace(result, text=f"{self._describe_unknown(unknown)}\n{result.text}".rstrip("\n"))
         except (ToolError, MediaError, DataError, ModelError) as error:
-            result, child = ToolResult(error=str(error)), None
+            result, child = ToolResult(error=_hide_paths(str(error), ctx)), None
         return replace(truncate_result(result, ctx), seconds=time.perf_counter() - started), child
 
     def check(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -263,6 +263,17 @@ class FunctionTool:
                     return await self.__wrapped__(**arguments, **ctx.settings, ctx=replace(ctx, ask=ask))
         except TimeoutError:
             raise ToolError(f"{self.name} did not finish within {self.timeout:g} seconds") from None
+
+
+def _hide_paths(text: str, ctx: ToolContext) -> str:
+    """Return the text with names of the task's media in place of their paths: a path can contain the label."""
+    names = {image.path: "an image" for image in ctx.shown_images}
+    names |= {image.path: f"image {number}" for number, image in enumerate(ctx.task_images)}
+    names |= {path: f"video {number}" for number, path in enumerate(ctx.video_paths)}
+    names |= {ctx.video_path: "the video"} if ctx.video_path else {}
+    for path in sorted(names, key=len, reverse=True):  # one path may be the beginning of another
+        text = text.replace(path, names[path])
+    return text
 
 
 @functools.cache
