@@ -369,6 +369,8 @@ def test_mini_batches_are_updates_on_parts_of_the_groups(collected_groups, works
     assert report.trained_tokens == sum(part.trained_tokens for part in parts)
     assert report.loss == pytest.approx((parts[0].loss + parts[1].loss) / 2)
     assert report.stats["ratio_max"] == max(part.stats["ratio_max"] for part in parts)
+    for key in ("engine_trainer_logprob_diff_mean", "engine_trainer_logprob_diff_max", "tis_weight_mean"):
+        assert report.stats[key] == parts[0].stats[key] != parts[1].stats[key]  # later ones contain the policy's change
 
 
 def test_every_mini_batch_compares_with_the_logprobs_before_the_first_step(

@@ -37,6 +37,8 @@ _METRICS_WITH_MAX = ("ratio", "tis_weight", "engine_trainer_logprob_diff")
 # Metrics of every update: a loss's own statistic of the same name would replace one, or be replaced.
 _STEP_METRICS = ("step", "stage", "updates", "loss", "entropy", "grad_norm", "lr", "packed_tokens", "trained_tokens")
 _TOKEN_METRICS = ("tokens", "approx_kl", "kl", "tis_weight", "frac_tis_truncated", "engine_trainer_logprob_diff")
+# Compare the engine with the trainer.
+ENGINE_GAP_METRICS = ("tis_weight", "frac_tis_truncated", "engine_trainer_logprob_diff")
 _MEASURED_WITH_MAX = ("tis_weight", "engine_trainer_logprob_diff", "staleness")
 _SHARED_METRICS = {*_STEP_METRICS, *_TOKEN_METRICS} | {
     f"{name}_{kind}" for name in _MEASURED_WITH_MAX for kind in ("mean", "max")

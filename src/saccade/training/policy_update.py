@@ -17,6 +17,7 @@ from torch import Tensor
 
 from saccade.algorithms.group_advantages import whiten_tokens
 from saccade.algorithms.policy_loss import (
+    ENGINE_GAP_METRICS,
     TokenLoss,
     compute_policy_loss,
     compute_reward_to_go,
@@ -136,6 +137,8 @@ def _update_policy(
         merge_reports(part) for part in (reports[: len(mini_batches)], reports[-len(mini_batches) :])
     )
     stats = {**last_pass.stats, **_compute_staleness(micro_batches, version)}
+    if settings.loss.old_logprobs == "engine":  # no logprobs before the update: later ones contain the policy's change
+        stats |= {key: value for key, value in reports[0].stats.items() if key.startswith(ENGINE_GAP_METRICS)}
     return replace(first_pass, stats=stats, updates=num_updates)
 
 
