@@ -1,12 +1,15 @@
 """The fork server: a worker's folder with many files delays neither its own result nor other workers."""
 
+import errno
 import os
 import select
+import signal
 import socket
+import time
 
 import pytest
 
-from saccade.sandbox import jail, workdir, zygote
+from saccade.sandbox import isolation_selftest, jail, workdir, zygote
 from saccade.sandbox.isolation import IsolationLayers
 
 ISOLATION = IsolationLayers(namespaces="", landlock=1, seccomp=True, per_worker_user=False)
@@ -101,6 +104,39 @@ def test_a_deep_folder_is_not_removed_at_once(tmp_path, held_removal, monkeypatc
     assert [path.name for path in tmp_path.iterdir()] == ["removed-0"]
     os.write(held_removal, b"x")
     remover.handle_exit()
+
+
+@pytest.mark.parametrize("function", ["fork", "pidfd_open"])
+def test_a_removal_that_can_not_start_is_tried_again_at_the_next_one(tmp_path, monkeypatch, function):
+    def fail(*arguments):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    remover = zygote.FolderRemover(str(tmp_path), select.epoll())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, fail)
+        remover.remove(make_folder(tmp_path / "0", zygote.MAX_FAST_REMOVAL))
+    assert remover.pidfd == -1
+    remover.remove(make_folder(tmp_path / "1", zygote.MAX_FAST_REMOVAL))
+    remover.handle_exit()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_self_test_that_hangs_is_killed(monkeypatch):
+    statuses, waitpid = [], os.waitpid
+
+    def hang(*arguments):
+        time.sleep(30)
+        os._exit(0)
+
+    def record_status(pid, options):
+        statuses.append(waitpid(pid, options)[1])
+        return pid, statuses[-1]
+
+    monkeypatch.setattr(isolation_selftest, "_run_selftest_child", hang)
+    monkeypatch.setattr(isolation_selftest, "SELFTEST_TIMEOUT", 0.1)
+    monkeypatch.setattr(os, "waitpid", record_status)
+    assert "refused" in isolation_selftest._run_selftest(ISOLATION, 0)
+    assert list(map(os.waitstatus_to_exitcode, statuses)) == [-signal.SIGKILL]
 
 
 def test_small_and_missing_folders_need_no_process(tmp_path):

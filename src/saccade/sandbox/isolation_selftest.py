@@ -7,6 +7,7 @@ import importlib
 import os
 import select
 import shutil
+import signal
 import socket
 import sys
 import sysconfig
@@ -79,6 +80,8 @@ def _run_selftest(layers: IsolationLayers, library_bytes: int) -> Mapping[str, A
     is_readable = select.select([receiver], [], [], SELFTEST_TIMEOUT)[0]
     result = receive_json(receiver)[0] if is_readable else None
     receiver.close()
+    if not is_readable:  # it may never end
+        os.kill(child_pid, signal.SIGKILL)
     os.waitpid(child_pid, 0)
     shutil.rmtree(work_root, ignore_errors=True)
     return result or {"refused": "the self-test sent no result"}

@@ -250,8 +250,11 @@ class FolderRemover:
             self._start()
 
     def _start(self) -> None:
-        folders, self._waiting = self._waiting, []
-        self._pid = os.fork()
+        folders = self._waiting
+        try:
+            self._pid = os.fork()
+        except OSError:  # no memory or process is left: the next removal tries again
+            return
         if not self._pid:
             try:
                 syscalls.die_with_parent()
@@ -261,8 +264,14 @@ class FolderRemover:
                         workdir.remove_tree(folder)
             finally:
                 os._exit(0)
-        self.pidfd = os.pidfd_open(self._pid)
-        self._poll.register(self.pidfd, select.EPOLLIN)
+        self._waiting = []
+        try:
+            self.pidfd = os.pidfd_open(self._pid)
+        except OSError:  # no descriptor is left
+            os.waitpid(self._pid, 0)
+            self._pid = 0
+        else:
+            self._poll.register(self.pidfd, select.EPOLLIN)
 
 
 def _send_status(status_socket: socket.socket, message: dict[str, Any]) -> None:
