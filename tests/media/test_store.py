@@ -336,8 +336,14 @@ def test_a_node_store_takes_half_of_the_room(tmp_path, monkeypatch):
 
 def test_a_node_store_in_a_folder_of_others_is_not_used(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / f"saccade-media-{os.getuid()}").symlink_to(tmp_path)
+    folder = tmp_path / f"saccade-media-{os.getuid()}"
+    folder.symlink_to(tmp_path)
     assert open_node_store(10**9) is None
+    folder.unlink()
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert open_node_store(10**9) is not None
+    assert folder.stat().st_mode & 0o777 == 0o700
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     assert open_node_store(10**9) is None
     assert len(caplog.records) == 2

@@ -96,3 +96,13 @@ def test_folders_of_dead_processes_are_removed(tmp_path, monkeypatch):
     second = workdir.create_work_root()
     assert Path(first).is_dir()  # its lock is held
     assert first != second
+
+
+def test_folders_of_other_users_are_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(workdir.tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "saccade-sandbox-theirs"
+    left.mkdir()
+    (left / ".lock").touch()
+    monkeypatch.setattr(os, "geteuid", lambda: left.stat().st_uid + 1)
+    workdir.create_work_root()
+    assert left.is_dir()

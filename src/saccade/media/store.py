@@ -10,7 +10,6 @@ content. The total size is a number in a file, changed under a lock (`flock`).
 """
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -27,7 +26,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from saccade.utils.files import open_file, read_bytes, write_atomically
+from saccade.utils.files import create_private_folder, open_file, read_bytes, write_atomically
 from saccade.utils.hashing import compute_digest
 
 Pixels = NDArray[np.uint8]
@@ -173,9 +172,7 @@ def open_node_store(max_bytes: int, *, versions: Sequence[str] = ()) -> DiskStor
     """
     folder = Path(tempfile.gettempdir(), f"saccade-media-{os.getuid()}")
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        if folder.lstat().st_uid != os.getuid() or folder.is_symlink():  # others could replace frames
-            raise PermissionError(errno.EACCES, "belongs to another user")
+        create_private_folder(folder)
         store = DiskStore(folder, max_bytes, versions=versions)
         room = shutil.disk_usage(folder).free + store.read_total_bytes()
     except OSError as error:

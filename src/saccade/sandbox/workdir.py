@@ -18,7 +18,9 @@ _UNBOUNDED_BYTES = 2**60  # counted for anything nested deeper; exceeds every li
 def create_work_root() -> str:
     """Create a folder for the workers of this process, locked while it is in use; remove those of dead processes."""
     for old_root in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # in use, or another user's
+        with contextlib.suppress(OSError):  # in use
+            if old_root.lstat().st_uid != os.geteuid():  # root could open another user's folder, or a link in it
+                continue
             lock_fd = os.open(old_root / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

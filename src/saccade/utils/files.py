@@ -129,6 +129,16 @@ def create_folder(folder: Path) -> None:
         sync_path(created.parent)
 
 
+def create_private_folder(folder: Path) -> None:
+    """Create a folder at a path that other users can predict, closed to them. Raises OSError if it is another's."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):  # others could replace its files
+        raise PermissionError(errno.EACCES, "is not a folder of this user", str(folder))
+    if status.st_mode & 0o077:
+        folder.chmod(0o700)
+
+
 @contextlib.contextmanager
 def write_atomically(target: Path, *, is_durable: bool = True, is_shared: bool = False) -> Iterator[Path]:
     """Yield a temporary path that is renamed to `target` on success and deleted on failure.

@@ -43,7 +43,7 @@ from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.rollouts.runner import run_episode
 from saccade.types import Episode
 from saccade.utils import cpus
-from saccade.utils.files import open_file
+from saccade.utils.files import create_private_folder, open_file
 
 if TYPE_CHECKING:
     from saccade.rollouts.components import RolloutComponents
@@ -237,7 +237,15 @@ async def _pin_cpus(count: int, host: str) -> list[TextIO]:
     Return the locks, which end with the process. Raises RunError if too few CPUs are free for some seconds.
     """
     folder, deadline = Path(tempfile.gettempdir(), f"saccade-cpus-{os.getuid()}"), time.monotonic() + _PIN_SECONDS
-    folder.mkdir(exist_ok=True)
+    try:
+        create_private_folder(folder)
+    except OSError as error:
+        raise RunError(
+            f"{folder} on the node {host} can't hold the locks of CPUs: {(error.strerror or str(error)).lower()}. "
+            "Set rollouts.ray.pin_cpus=false, or remove it",
+            key="rollouts.ray.pin_cpus",
+            value=str(folder),
+        ) from error
     while True:
         locks = {cpu: lock for cpu in sorted(os.sched_getaffinity(0)) if (lock := _lock_file(folder / str(cpu)))}
         for cpu in list(locks)[count:]:
