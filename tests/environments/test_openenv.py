@@ -234,8 +234,9 @@ def test_images_as_arrays():
     assert np.array_equal(decode_pixels(pixels.tolist(), None), pixels)
     assert np.array_equal(decode_pixels(pixels.ravel().tolist(), [2, 3, 3]), pixels)
     assert np.array_equal(decode_pixels(pixels[..., 0].tolist(), None), pixels[..., :1].repeat(3, axis=2))
-    with raises(ValueError, by=decode_pixels):
-        decode_pixels([1, 2, 3], None)
+    for wrong in ([1, 2, 3], [[0.5, 1.0]], [[256]], [[-1]], [[1], [2, 3]], [[10**30]], [["a"]]):
+        with raises(ValueError, by=decode_pixels):
+            decode_pixels(wrong, None)
 
 
 DEEP = json.loads("[" * 900 + "]" * 900)

@@ -232,7 +232,10 @@ def decode_pixels(value: Any, shape: list[int] | None) -> NDArray[np.uint8]:
     """Return uint8 [height, width, 3] of an image file in base64 or a data URL, of nested lists, or of a flat list."""
     if isinstance(value, str):
         return decode_image(base64.b64decode(value.rpartition(",")[2], validate=True))
-    pixels = np.asarray(value, np.uint8)
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu" or (array.size and (array.min() < 0 or array.max() > 255)):
+        raise ValueError(f"pixels must be whole numbers from 0 to 255, not {array.dtype} of other values")
+    pixels = array.astype(np.uint8)
     pixels = pixels.reshape(shape) if shape is not None and pixels.ndim == 1 else pixels
     if pixels.ndim == 2:
         pixels = pixels[..., None].repeat(3, axis=2)
