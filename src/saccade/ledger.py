@@ -116,7 +116,9 @@ class Segment:
     @property
     def num_tokens(self) -> int:
         """Return the number of expanded tokens."""
-        return sum(self.repeat_counts) if self.num_message_tokens is None else self.num_message_tokens
+        if self.num_message_tokens is not None:
+            return self.num_message_tokens
+        return len(self.tokens) + sum(slot.num_tokens - 1 for slot in self.slots)
 
     @property
     def repeat_counts(self) -> tuple[int, ...]:

@@ -79,6 +79,11 @@ def test_code_without_a_literal_box(code):
     assert list(find_boxes_in_code(code, task("a"))) == []
 
 
+def test_code_with_odd_escapes_and_operators_gives_no_warning(recwarn):
+    assert list(find_boxes_in_code('"\\d"; 1 is 2; [1, 2, 3, 4]', task("a"))) == [(1.0, 2.0, 3.0, 4.0)]
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize("evidence", [None, [], "x", [[1]], [[3, 2]], [[0, 1], [0, 0, 1, 1]], [[0, float("nan")]]])
 def test_tasks_without_valid_evidence_have_no_metrics(evidence):
     scored = make_episode(make_turn(window(4, 6)), extras={"evidence": evidence})

@@ -10,6 +10,7 @@ Any dataset may have these extras; a task without `evidence` has no metrics of l
 
 import ast
 import itertools
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -201,7 +202,9 @@ def find_boxes_in_code(code: str, task: Task) -> Iterator[Region]:
     """
     size = [to_finite(task.extras.get(side)) for side in ("width", "height")]
     try:
-        tree = ast.parse(code[:MAX_CODE_CHARS])
+        with warnings.catch_warnings():  # about a model's code: the user can't act on them
+            warnings.simplefilter("ignore")
+            tree = ast.parse(code[:MAX_CODE_CHARS])
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(tree):
