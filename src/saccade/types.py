@@ -252,7 +252,6 @@ class Completion:
     logprobs: tuple[float, ...]  # one per token, in nats, of the distribution that was sampled from
     version: int | None  # of the weights; None from a chat API
     finish_reason: FinishReason  # why sampling stopped
-    seconds: float = 0.0  # wall-clock time of the request
     token_versions: tuple[int, ...] = ()  # one per token if weights changed during sampling; empty: all are `version`
     text: str | None = None  # from a chat API, which returns neither tokens nor logprobs
     num_text_tokens: int = 0  # of `text`, as the server counts them

@@ -17,7 +17,7 @@ from polling import wait_until
 
 from saccade.chat.message_renderer import MessageRenderer
 from saccade.chat.renderer import load_renderer
-from saccade.engines.chat_completions import ChatCompletions, format_message
+from saccade.engines.chat_completions import ChatCompletions, build_error, format_message
 from saccade.engines.image_urls import encode_data_url
 from saccade.errors import BrokenEngineError, ConfigError, EngineError
 from saccade.ledger import ImageRef, Ledger, Origin, Segment
@@ -25,6 +25,7 @@ from saccade.media.image import encode_png
 from saccade.media.relocation import map_media_paths
 from saccade.testing import FakeMediaLoader, check_engine
 from saccade.types import FinishReason, GenerationRequest, Message, SamplingParams
+from saccade.utils.http_client import RequestFailed
 from saccade.utils.jsonl import to_jsonable, validate_as
 
 FRAME = ImageRef(path="clip.mp4", digest="painted clip.mp4", time=3.0, width=64, height=32)
@@ -334,6 +335,13 @@ def test_an_unreachable_server_raises():
         pass
     with raises(BrokenEngineError, key="engine.settings.url", value=served.url):
         generate(served)
+
+
+def test_a_shortage_of_this_machine_ends_only_the_episode():
+    shortage = RequestFailed("was not queried: this machine has no room for a connection", is_local=True)
+    error = build_error(shortage, url="http://host/v1", api_key_env="", num_images=0)
+    assert type(error) is EngineError
+    assert "ulimit -n" in str(error)
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ of earlier turns), and the same seed may give another reply.
 
 import asyncio
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -115,7 +114,7 @@ class ChatCompletions(ChatEngine):
         messages = ledger.messages()
         if not messages:
             raise EngineError("the ledger has no messages; render the prompt with the engine's own renderer")
-        model, started = await self.connect(), time.perf_counter()
+        model = await self.connect()
         body: dict[str, Any] = {
             **{"model": model, "temperature": sampling.temperature, "seed": sampling.seed % _NUM_SEEDS},
             **{self._max_tokens_field: sampling.max_tokens, **self._extra_body},
@@ -151,7 +150,6 @@ class ChatCompletions(ChatEngine):
             logprobs=(),
             version=None,
             finish_reason=finish_reason,
-            seconds=time.perf_counter() - started,
         )
 
     async def _send_request(self, body: list[bytes], *, num_images: int) -> ChatCompletion:
@@ -272,6 +270,9 @@ def build_error(error: RequestFailed, *, url: str, api_key_env: str, num_images:
     """
     problem = f"{url} {error}" + (f": {error.server_message}" if error.server_message else "")
     url_key = "engine.settings.url"
+    if error.is_local:  # the server is well, and this machine has room once other requests end
+        hint = "run fewer rollouts at a time, or raise the limit of open files (ulimit -n)"
+        return EngineError(f"{problem}; {hint}", key=url_key, value=url)
     if not error.status and not error.is_timeout:
         hint = "start the server, or correct engine.settings.url (it often ends in /v1)"
         return BrokenEngineError(f"{problem}; {hint}", key=url_key, value=url)

@@ -114,7 +114,6 @@ class Local:
             sampling=sampling,
             future=asyncio.get_running_loop().create_future(),
             prefix_hashes=ledger.prefix_hashes(),
-            start_time=time.perf_counter(),
             random=np.random.default_rng(sampling.seed),
         )
         self._waiting.append(queued)
@@ -279,11 +278,8 @@ class Local:
             ledger.prefix_hashes()[-1], CachedPrefix(blocks=blocks, num_tokens=num_cached, last_hidden=None)
         )
         if not request.future.done():
-            seconds = time.perf_counter() - request.start_time
             request.future.set_result(
-                Completion(
-                    tokens=tokens, logprobs=logprobs, version=self.version, finish_reason=finish_reason, seconds=seconds
-                )
+                Completion(tokens=tokens, logprobs=logprobs, version=self.version, finish_reason=finish_reason)
             )
         self._release(row)
 

@@ -6,7 +6,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
@@ -43,7 +42,6 @@ class Scripted:
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Return the next reply; see protocols.Engine. Raises EngineError if none is left."""
-        started = time.perf_counter()
         # Before the first await, so that replies are assigned in order of arrival.
         text, version = self._take_next_reply(request.ledger), self.version
         await asyncio.sleep(self._latency(request.ledger) if callable(self._latency) else self._latency)
@@ -59,7 +57,6 @@ class Scripted:
             logprobs=tuple(-0.01 * (1 + token % 50) for token in tokens),
             version=version,
             finish_reason=FinishReason.STOP if len(tokens) > len(text_ids) else FinishReason.LENGTH,
-            seconds=time.perf_counter() - started,
         )
         self.history.append((request.ledger, completion))
         return completion

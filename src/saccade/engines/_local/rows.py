@@ -11,7 +11,9 @@ from saccade.ledger import ImageRef, Ledger
 from saccade.types import Completion, SamplingParams
 
 _FIRST_WIDTH = 128  # sampled tokens per row that the arrays have room for at first
-_ROW = np.dtype([("num_sampled", "i8"), ("max_tokens", "i8"), ("prefix", "i8"), ("position", "i8"), ("heat", "f8")])
+_ROW = np.dtype(
+    [("num_sampled", "i8"), ("max_tokens", "i8"), ("prefix", "i8"), ("position", "i8"), ("temperature", "f8")]
+)
 _TOKEN = np.dtype([("uniform", "f8"), ("id", "i8"), ("logprob", "f8")])
 _NO_STOP_ID = -1
 
@@ -25,7 +27,6 @@ class Request:
     sampling: SamplingParams
     future: "asyncio.Future[Completion]"
     prefix_hashes: tuple[str, ...]
-    start_time: float
     random: np.random.Generator  # of the request's own seed; one number per token
     prefix: CachedPrefix = NO_PREFIX
     position: int = 0  # of the first sampled token, on all three axes
@@ -108,7 +109,7 @@ class Rows:
         """Return, for rows `first`, `first + 1`, …, the temperature and the number that draws the next token."""
         rows = self._rows[first : len(self)]
         self._reserve_tokens(int(rows["num_sampled"].max(initial=0)) + 1)
-        return rows["heat"], self._tokens["uniform"][np.arange(first, len(self)), rows["num_sampled"]]
+        return rows["temperature"], self._tokens["uniform"][np.arange(first, len(self)), rows["num_sampled"]]
 
     def append(self, first: int, tokens: np.ndarray, logprobs: np.ndarray) -> list[int]:
         """Append a token to rows `first`, `first + 1`, …; return those that end or whose logprob is not finite."""

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -184,7 +183,7 @@ class RemoteEngine:
             forbidden_texts=[self._renderer.decode([token]) for token in sampling.forbidden_ids],
             filters=self._filters,
         )
-        group, started = ledger.prefix(1).prefix_hashes()[0], time.perf_counter()
+        group = ledger.prefix(1).prefix_hashes()[0]
         num_failures, failed_at, partial = 0, set[Server](), list[Completion]()
         while True:
             try:
@@ -198,7 +197,7 @@ class RemoteEngine:
                 if completion.tokens:
                     partial.append(completion)
                 if not is_aborted:
-                    return replace(_join_completions(partial), seconds=time.perf_counter() - started)
+                    return _join_completions(partial)
                 server_request = _continue_request(server_request, completion)
                 continue
             except RequestAborted:  # at most once per weight sync
