@@ -110,6 +110,10 @@ class WeightSource(Protocol):
     def dtype(self) -> str:
         """Return the dtype of the weights, such as "float32"."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Return the size of all tensors."""
+
     def state_dict(self) -> Mapping[str, Any]:
         """Return the tensors by their names in the model."""
 

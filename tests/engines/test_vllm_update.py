@@ -12,6 +12,7 @@ from generate_server import RESETS, reply_to, server
 from polling import wait_until
 
 from saccade.config.schema import ModelConfig
+from saccade.engines.remote import weight_sync
 from saccade.engines.sglang import Sglang
 from saccade.engines.vllm import Vllm
 from saccade.errors import BrokenEngineError, ConfigError, EngineError
@@ -519,6 +520,30 @@ def test_cancelling_the_copy_deletes_it_and_keeps_the_old_version(backbone, engi
     with server(backbone.renderer) as served:
         asyncio.run(body(served))
     assert served.label.startswith("saccade-1-")
+
+
+def test_labels_of_old_versions_are_forgotten(backbone, engine_at, monkeypatch):
+    """A client in another process receives all labels with each group."""
+    monkeypatch.setattr(weight_sync, "_MAX_LABELS", 2)
+
+    async def body(served):
+        engine = engine_at(served)
+        for version in range(1, 5):
+            await engine.sync_weights(backbone, version)
+        state = engine.get_sync_state()
+        await engine.close()
+        return state
+
+    with server(backbone.renderer) as served:
+        state = asyncio.run(body(served))
+    assert [*state.version_by_label.values()] == [3, 4]
+
+
+def test_the_size_of_weights_gathers_none_of_them(backbone, monkeypatch):
+    """The folder for weights is chosen by their size."""
+    assert backbone.num_bytes == sum(tensor.nbytes for tensor in backbone.state_dict().values())
+    monkeypatch.setattr(type(backbone), "state_dict", None)
+    assert backbone.num_bytes > 0
 
 
 # ---- LoRA adapters ---------------------------------------------------------------------------------------------------

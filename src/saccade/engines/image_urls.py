@@ -9,8 +9,6 @@ import contextlib
 import functools
 import json
 import secrets
-import shutil
-import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +23,7 @@ from saccade.protocols import MediaLoader
 from saccade.utils.cpus import count_cpus
 from saccade.utils.files import read_bytes
 from saccade.utils.hashing import compute_digest
+from saccade.utils.scratch import make_scratch_dir, remove_scratch_dir
 
 _MEMORY_BYTES, _DISK_BYTES = 2**28, 2**32  # of encoded images
 _MARKER = f"image-{secrets.token_hex(16)}-"  # a text that no message contains
@@ -74,8 +73,8 @@ class ImageUrls:
 
     @functools.cached_property
     def _folder(self) -> str:
-        folder = tempfile.mkdtemp(prefix="saccade-encoded-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # at exit, too
+        folder = make_scratch_dir("saccade-png-")
+        weakref.finalize(self, remove_scratch_dir, folder)  # at exit, too
         return folder
 
     def _load_url(self, image: ImageRef) -> bytes:

@@ -30,6 +30,7 @@ import asyncio
 import logging
 import secrets
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -47,6 +48,7 @@ from saccade.engines.remote.server import InFlightPolicy, LoraSync, Server, Serv
 from saccade.errors import EngineError, SaccadeError, convert_errors
 from saccade.protocols import WeightSource
 from saccade.utils.async_utils import gather_or_cancel, run_in_daemon_thread
+from saccade.utils.scratch import make_scratch_dir, remove_abandoned, remove_scratch_dir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +73,13 @@ class SyncState:
     """What clients in other processes need to know of the weight syncs of a run."""
 
     version: int  # the current one
-    version_by_label: Mapping[str, int]  # of all versions that servers may report
+    version_by_label: Mapping[str, int]  # of the newest versions: servers may report them
     adapter: str = ""  # the LoRA adapter that samples; "": the weights themselves
 
 
 _SHARED_MEMORY = Path("/dev/shm")
 _logger = logging.getLogger("saccade")
+_MAX_LABELS = 256  # weight versions within one reply that are recognized; a follower receives all with each group
 _ROLLBACK_TIMEOUT = 60.0  # seconds for a server that is down to load the previous version
 
 
@@ -100,7 +103,7 @@ class WeightSync:
         self._in_flight, self._drain_timeout = in_flight, drain_timeout
         self._checksum_interval, self._num_syncs = checksum_interval, 0  # syncs of this process
         self._server_locks: dict[Server, asyncio.Lock] = {}
-        self._version_by_label: dict[str, int] = {}  # of all versions: a reply may have started several versions ago
+        self._version_by_label: dict[str, int] = {}  # of the newest versions: a reply may have started long ago
         self._revoked_labels: set[str] = set()
         self._followed: SyncState | None = None  # of the process that syncs the weights, if it isn't this one
         self.outdated_servers: set[str] = set()  # that have other weights than `_followed` says
@@ -230,6 +233,8 @@ class WeightSync:
             raise
         if old is not None:
             old.release()
+        for label in [*self._version_by_label][:-_MAX_LABELS]:
+            del self._version_by_label[label]
         self._num_syncs += 1
 
     async def load_current(self, server: Server) -> WeightVersion | None:
@@ -308,12 +313,14 @@ class DiskTransport:
         with convert_errors(
             EngineError, "the weights can't be written for the servers; set engine.settings.weight_dir to a larger disk"
         ):
+            # The nodes of a cluster may share `weight_dir`, and not all file systems show locks to all nodes.
+            prefix = f"saccade-weights-{socket.gethostname()}-"
             if not self._weight_dir:
-                size = sum(tensor.nbytes for tensor in source.state_dict().values())
-                has_room = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > 2 * size
-                self._weight_dir = str(_SHARED_MEMORY) if has_room else tempfile.gettempdir()
-            folder = Path(tempfile.mkdtemp(prefix=f"{label}-", dir=self._weight_dir))
-            release = partial(shutil.rmtree, folder, ignore_errors=True)
+                remove_abandoned(prefix, str(_SHARED_MEMORY))
+                free = shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else 0
+                self._weight_dir = str(_SHARED_MEMORY if free > 2 * source.num_bytes else tempfile.gettempdir())
+            folder = Path(make_scratch_dir(prefix, self._weight_dir))
+            release = partial(remove_scratch_dir, str(folder))
             try:
                 if self._lora == "adapters":
                     source.export_adapters(folder)
