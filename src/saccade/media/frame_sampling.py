@@ -14,7 +14,7 @@ def sample_uniform_times(duration: float, count: int, *, start: float = 0.0) -> 
     (8.0, 24.0, 40.0, 56.0)
     """
     if count < 1 or not (math.isfinite(duration) and duration > 0):
-        message = f"{count} times in {duration} seconds can't be picked; both must be more than nothing"
+        message = f"count={count} and duration={duration:g}: both must be positive"
         raise MediaError(message, key="count", value=(count, duration))
     step = duration / count
     return tuple(start + (index + 0.5) * step for index in range(count))
@@ -36,7 +36,8 @@ def sample_window_times(
     (3.0625, 3.1875)
     """
     if not (fps > 0 and math.isfinite(fps) and 1 <= min_frames <= max_frames):
-        message = f"fps {fps} and {min_frames} to {max_frames} frames can't be; give fps > 0 and 1 <= least <= most"
+        given = f"fps={fps:g}, min_frames={min_frames} and max_frames={max_frames}"
+        message = f"{given}: need fps > 0 and 1 <= min_frames <= max_frames"
         raise MediaError(message, key="fps", value=(fps, min_frames, max_frames))
     if not (math.isfinite(start) and math.isfinite(end) and start < end):
         message = f"the window from {start} to {end} seconds is empty; its end must come after its start"

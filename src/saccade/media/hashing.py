@@ -24,7 +24,7 @@ def get_file_identity(path: str) -> tuple[str, int, int]:
         message = f"{path} can't be opened ({reason.lower()}); check the path in the task's media"
         raise MediaError(message, key=path) from error
     if not stat.S_ISREG(status.st_mode):
-        raise MediaError(f"{path} is not a file; give the path of a video or a picture", key=path)
+        raise MediaError(f"{path} is not a file; give the path of a video or an image", key=path)
     if not status.st_size:
         raise MediaError(f"{path} is empty; download or copy it again", key=path)
     return path, status.st_mtime_ns, status.st_size

@@ -39,7 +39,7 @@ def fit_size(width: int, height: int, factor: int, budget: PixelBudget) -> tuple
     """
     short, long = sorted((width, height))
     if short < 1 or long > MAX_ASPECT_RATIO * short:
-        message = f"a picture of {width}x{height} pixels is too narrow; crop it to an aspect ratio under 200"
+        message = f"an image of {width}x{height} pixels is too narrow; crop it to an aspect ratio under 200"
         raise MediaError(message, key="size", value=(width, height))
     sides = [round(side / factor) * factor for side in (width, height)]
     area = sides[0] * sides[1]
@@ -84,7 +84,7 @@ def _open_image(path: str) -> Iterator[Image.Image]:
     """Yield an image whose pixels are not decoded yet. Raises MediaError, also for what fails while it is open."""
     hashing.get_file_identity(path)
     size_hint = f"scale it down below {MAX_PIXELS} pixels"
-    message = f"{path} can't be read as a picture (check that it is complete, or save it as PNG)"
+    message = f"{path} can't be read as an image (check that it is complete, or save it as PNG)"
     with convert_errors(MediaError, message, key=path):
         try:
             file = _open(path)

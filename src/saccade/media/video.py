@@ -459,7 +459,7 @@ def _open_video(path: str, threads: int = 1) -> Iterator[tuple[InputContainer, V
 def _find_video_stream(container: InputContainer, path: str) -> VideoStream:
     container_format = container.format.name
     if container_format.endswith("_pipe") or container_format in ("image2", "tty"):
-        raise MediaError(f"{path} is not a video; give a still picture as an image", key=path)
+        raise MediaError(f"{path} is not a video; give a still image as an image", key=path)
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic:
             return stream

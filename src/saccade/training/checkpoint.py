@@ -50,7 +50,7 @@ class Checkpoint:
 
     def restore(self, optimizer: "Optimizer | ShardedOptimizer") -> dict[str, Any]:
         """Load the optimizer's state and return the trainer's. Raises RunError, also if a file has changed."""
-        with read_boundary(self.folder):
+        with convert_read_errors(self.folder):
             verify_checksums(self.folder)
             optimizer.restore(self.folder)
             return self._read_state()
@@ -76,7 +76,7 @@ class Checkpoint:
 
 
 @contextlib.contextmanager
-def read_boundary(folder: Path) -> Iterator[None]:
+def convert_read_errors(folder: Path) -> Iterator[None]:
     """Convert any exception inside the block into a RunError that names the checkpoint's folder."""
     message = f"the checkpoint {folder} can't be read; delete it to resume from the previous one"
     with convert_errors(RunError, message, key=str(folder)):

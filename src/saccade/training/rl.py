@@ -304,7 +304,7 @@ def load_trainer_state(
         return os.path.normpath(folder / file)
 
     saved = last_checkpoint.restore(optimizer)
-    with checkpoint.read_boundary(folder):
+    with checkpoint.convert_read_errors(folder):
         batches = read_jsonl(folder / PENDING_BATCHES, RolloutBatch)
         groups = read_jsonl(folder / PENDING_GROUPS, PendingGroup)
         # Relative to the stage's folder, so that a run may be moved as a whole; an absolute path stays as it is.

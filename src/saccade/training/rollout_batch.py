@@ -244,13 +244,13 @@ class _Progress:
     def list_surplus(self) -> list[int]:
         """Return the prompts of surplus and cancelled groups, and surplus videos."""
         # Filters make new groups of the same episodes, so a group's prompt index is found by its first episode.
-        position_by_episode = {
+        prompt_index_by_episode = {
             id(scored): prompt_index
             for prompt_index, group in self.groups_by_prompt.items()
             for scored in group.episodes
         }
-        surplus_positions = [position_by_episode[id(group.episodes[0])] for group in self.selection.surplus_groups]
-        return [*surplus_positions, *self.cancelled_indices, *self.surplus_video_indices]
+        surplus_indices = [prompt_index_by_episode[id(group.episodes[0])] for group in self.selection.surplus_groups]
+        return [*surplus_indices, *self.cancelled_indices, *self.surplus_video_indices]
 
 
 def take_prompts(

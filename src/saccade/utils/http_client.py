@@ -1,10 +1,10 @@
 """The HTTP client of judges, chat APIs and inference servers, with one retry policy.
 
-request ─┐                       ┌─ 200 ──────────────────────────────────────> parsed response
-request ─┼─ `max_concurrency` ───┼─ 408, 409, 425, 429, 5xx, timeout ── backoff ──┐
-request ─┘  at a time            └─ 400, 401, 404 ──> RequestFailed               │
-▲                                                                │
-└──── up to `max_retries` retries, then RequestFailed ───────────┘
+    request ─┐                       ┌─ 200 ──────────────────────────────────────> parsed response
+    request ─┼─ `max_concurrency` ───┼─ 408, 409, 425, 429, 5xx, timeout ── backoff ──┐
+    request ─┘  at a time ▲          └─ 400, 401, 404 ──> RequestFailed               │
+                          │                                                           │
+                          └──── up to `max_retries` retries, then RequestFailed ──────┘
 
 A request that this machine has no room for (open files, ports, memory) waits for room; its retries don't count.
 Connections are divided among pools of `_POOL_SIZE`, because httpcore looks at all connections of a pool for each
