@@ -44,7 +44,7 @@ def test_folders_of_others_and_of_other_prefixes_are_left(tmp_path, monkeypatch)
         scratch.remove_abandoned("saccade-x-", str(tmp_path))
     assert theirs.is_dir()
     scratch.remove_abandoned("saccade-x-", str(tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [longer.name, "saccade-x-linked00", "target"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["saccade-x-linked00", longer.name, "target"]
 
 
 def test_a_folder_that_another_process_removes_before_it_is_locked_is_created_again(tmp_path, monkeypatch):
