@@ -266,8 +266,6 @@ EXCEPTIONS = {
     ("docs/experiments/selection/report.md", "mean_std"): "the plots of that run write it",
     ("src/saccade/reporting/plots.py", "blind"): "color-blind readers",
     ("src/saccade/rewards/judge.py", "somebody"): "a judge's prompt, by whose text cached verdicts are kept",
-    ("src/saccade/evaluation/benchmarks/mathverse.py", "mend"): "a judge's prompt",
-    ("src/saccade/evaluation/benchmarks/tirbench.py", "mend"): "a judge's prompt",
 }
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

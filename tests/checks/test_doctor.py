@@ -3,7 +3,9 @@
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import SMALL, fail, good, run
@@ -204,6 +206,25 @@ def test_checkpoints_of_a_resumed_run_count_once(tmp_path, monkeypatch):
     for step in (20, 40):
         (tmp_path / "run" / "rl" / f"step-{step:06d}").mkdir(parents=True)
     assert "disk" not in find_failed(check("tiny/para_grpo", folder=tmp_path / "run", stage=["rl"]))
+
+
+def test_processes_that_shard_a_model_need_less_memory_each(tmp_path, monkeypatch):
+    """An 8B model whose language model is trained doesn't fit on one GPU, and does on four."""
+    gpu, host = 80 * 2**30, 2000 * 2**30
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=gpu))
+    monkeypatch.setattr(run_checks.os, "sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": host}.__getitem__)
+    planned_run = run_checks.PlannedRun(
+        recipe=load_recipe("paravt/para_grpo", ["model.device=cuda"]), folder=tmp_path / "run", stages=["rl"]
+    )
+
+    def check_memory(planned_run):
+        return next(check for check in run_checks.list_checks(planned_run) if check.name == "memory").run()
+
+    with raises(RunError, key="model.device"):
+        check_memory(planned_run)
+    assert "in each process" in check_memory(replace(planned_run, num_processes=4))
+    with raises(RunError, key="model.device"):
+        check_memory(replace(planned_run, num_nodes=4))  # weights are sharded within a node
 
 
 def test_a_run_stops_at_a_check_that_fails(tmp_path, model, dataset_folder, monkeypatch):

@@ -1,6 +1,9 @@
 """Constant-answer baselines per wording, against hand-computed numbers."""
 
+import itertools
 from collections import Counter
+
+import pytest
 
 from saccade.data.constant_baseline import (
     MIN_TASKS_PER_WORDING,
@@ -41,6 +44,23 @@ def test_targets_and_numbers_are_no_wording():
     ]
     assert set(assign_wordings(tasks).values()) == {"count, number: How many … flashes in # s?"}
     assert set(compute_wording_baselines(tasks).values()) == {12 / 16}
+
+
+def test_the_best_constant_span():
+    """Against a search over all pairs of bounds, which thousands of spans make slow."""
+    spans = [(float(n % 7), float(n % 7 + 2 + n % 3)) for n in range(40)]
+    tasks = make_tasks("When?", spans, kind="when", answer_type=AnswerType.GROUNDING)
+
+    def compute_iou(one, other):
+        overlap = max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
+        return overlap / (one[1] - one[0] + other[1] - other[0] - overlap)
+
+    bounds = sorted({bound for span in spans for bound in span})
+    best = max(sum(compute_iou(span, other) for other in spans) for span in itertools.combinations(bounds, 2))
+    assert compute_constant_baselines(tasks)["when"] == pytest.approx(best / len(spans))
+    many = [(n / 97, n / 97 + 5) for n in range(3000)]
+    tasks = make_tasks("When?", many, kind="when", answer_type=AnswerType.GROUNDING)
+    assert 0 < compute_constant_baselines(tasks)["when"] < 1
 
 
 def test_rare_wordings_are_one():

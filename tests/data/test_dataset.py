@@ -63,7 +63,7 @@ def test_media_root_is_the_folder_of_relative_paths(folder, tmp_path, monkeypatc
     ("answer_type", "ground_truth"),
     [
         (AnswerType.MATH, r"\frac{1}{2}"),
-        (AnswerType.BOX, (1.0, 2.0, 3.0, 4.0)),
+        (AnswerType.BOX, (0.1, 0.2, 0.3, 0.4)),
         (AnswerType.POINT, (0.0, 0.0, 1.0, 1.0)),
     ],
 )

@@ -46,6 +46,8 @@ def test_paravt_rl_row():
         ([3.5, 9], (3.5, 9.0)),
         ("00:10 - 01:00", (10.0, 60.0)),
         ("3.0s to 4s", (3.0, 4.0)),
+        ("00:00:01,500 --> 00:00:03,200", (1.5, 3.2)),
+        ("00:01,00:03", (1.0, 3.0)),
         ({"start": 1, "end": 2}, (1.0, 2.0)),
     ],
 )
@@ -53,6 +55,13 @@ def test_temporal_grounding_answers_are_spans(answer, span):
     info = {"answer": answer, "question_type": "tvg"}
     (task,) = import_row("paravt_rl", {**EXAMPLES["paravt_rl"], "extra_info": info})
     assert (task.answer_type, task.ground_truth, task.options) == (AnswerType.GROUNDING, span, ())
+
+
+def test_a_text_called_question_is_no_question_type():
+    """Metrics, baselines and subsets read `extras.question` as the type."""
+    info = {**json.loads(EXAMPLES["paravt_rl"]["extra_info"]), "question": "Which colour is shown?"}
+    (task,) = import_row("paravt_rl", {**EXAMPLES["paravt_rl"], "extra_info": info})
+    assert "question" not in task.extras
 
 
 def test_open_question_keeps_its_options_in_the_text():

@@ -35,6 +35,19 @@ def test_single_dataset_keeps_its_order():
         assert epochs == [position // 7 for position in range(40)]
 
 
+def test_iterating_reads_each_dataset_once():
+    class CountingList(list):
+        reads = 0
+
+        def __iter__(self):
+            self.reads += 1
+            return super().__iter__()
+
+    first, second = CountingList(tasks("a", 3)), CountingList(tasks("b", 2))
+    assert list(Mixture((first, second), (1.0, 1.0))) == [*tasks("a", 3), *tasks("b", 2)]
+    assert (first.reads, second.reads) == (1, 1)
+
+
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=4),

@@ -129,6 +129,14 @@ def test_letter_bias_is_a_note(folder):
     assert findings(folder, [task(n, ground_truth="AB"[n % 2], **CHOICE) for n in range(60)]) == [{}]
 
 
+def test_an_invalid_first_row_does_not_stop_validation(folder):
+    write_items(folder / "a.jsonl", [task(1)])
+    (folder / "a.jsonl").write_text('{"id\n' + (folder / "a.jsonl").read_text())
+    write_items(folder / "b.jsonl", [task(2)])
+    first, second = validate_dataset([folder / "a.jsonl", folder / "b.jsonl"])
+    assert (first.findings["row"], second.findings["row"]) == (1, 0)
+
+
 def test_invalid_row_does_not_stop_validation(folder):
     write_items(folder / "a.jsonl", [task(1), task(2)])
     lines = (folder / "a.jsonl").read_text().splitlines()

@@ -13,7 +13,7 @@ from test_subset import STRATA, build_tasks
 
 from saccade.errors import ConfigError, DataError, RunError
 from saccade.evaluation.benchmarks.base import group_by_extra
-from saccade.evaluation.records import read_records, read_scored_episodes
+from saccade.evaluation.records import find_fingerprint_differences, read_records, read_scored_episodes
 from saccade.evaluation.shards import get_results_path, merge_shards
 from saccade.evaluation.subset import Shard, Subset
 from saccade.types import Media
@@ -39,6 +39,13 @@ def test_shards_hold_every_task_once_and_rows_evenly(rows, count, limit):
         assert max(held) - min(held) <= 1
     again = Subset(limit=limit, strata=STRATA, shard=Shard(index=1, num_shards=count)).select(tasks[::-1])
     assert {task.id for task in again} == {task.id for task in parts[0]}
+
+
+def test_fingerprints_differ_in_a_part_that_only_one_has():
+    first, second = "seed=1, environments=2", "seed=1"
+    assert find_fingerprint_differences(first, second) == ["environments"]
+    assert find_fingerprint_differences(second, first) == ["environments"]
+    assert find_fingerprint_differences("seed=1, tools=2", "seed=2, tools=2") == ["seed"]
 
 
 @settings(max_examples=60, deadline=None)

@@ -12,7 +12,9 @@ from reward_cases import answer_episode
 from saccade.errors import DataError
 from saccade.ledger import ImageRef, ImageSlot, Ledger
 from saccade.rewards.answer_types.base import get_answer_type
-from saccade.types import AnswerType
+from saccade.rewards.answer_types.box import BoxAnswer
+from saccade.rewards.answer_types.point import PointAnswer
+from saccade.types import AnswerType, Task
 
 GROUND_TRUTH = (100.0, 50.0, 300.0, 150.0)  # of an image of 400 x 200
 SIZE = {"width": 400, "height": 200}
@@ -169,8 +171,22 @@ def test_invalid_ground_truth_raises():
             score("[1, 2, 3, 4]", ground_truth=ground_truth)
     with raises(DataError, key="ground_truth", value=GROUND_TRUTH):
         score("[1, 2, 3, 4]", extras={})
-    with raises(DataError, key="extras.width", value=None):
-        score("[1, 2, 30, 40]", ground_truth=(0.0, 0.0, 1.0, 1.0), extras={})
+
+
+def test_pixels_of_an_image_of_unknown_size():
+    whole = {"ground_truth": (0.0, 0.0, 1.0, 1.0), "extras": {}}
+    assert score("[1, 2, 30, 40]", **whole) == 0.0  # the model's choice: no reason to stop a training
+    with raises(DataError, key="extras.width", value=None):  # the recipe's
+        score("[1, 2, 30, 40]", **whole, coordinates="pixel")
+
+
+def test_a_box_outside_of_its_image_is_found_before_training():
+    task = Task(
+        id="0", question="?", media=(), answer_type=AnswerType.BOX, ground_truth=GROUND_TRUTH, extras={"width": 400}
+    )
+    for kind in (BoxAnswer, PointAnswer):
+        assert kind.find_problem(task)[0] == "ground_truth"
+        assert kind.find_problem(replace(task, extras={"width": 400, "height": 200})) is None
 
 
 SIDES = st.tuples(*[st.floats(0, 1, allow_nan=False)] * 4)

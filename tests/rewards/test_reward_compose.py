@@ -71,6 +71,12 @@ def test_invalid_settings_raise(name, setting, value):
     assert caught.value.value is value
 
 
+def test_the_accuracy_can_not_depend_on_the_accuracy():
+    terms = {"accuracy": RewardTerm(), "tool_use": RewardTerm(is_accuracy=True)}
+    with raises(ConfigError, key="rewards.tool_use.is_accuracy", value=True):
+        compose_rewards(terms)
+
+
 def test_invalid_names_raise():
     with raises(ConfigError, key="rewards.acuracy", value="acuracy"):
         compose_rewards({"acuracy": RewardTerm()})

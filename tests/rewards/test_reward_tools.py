@@ -90,6 +90,7 @@ def test_correctness_is_an_argument():
         ([call(name="zoom", x=1), call(name="crop", x=1)], 2),
         ([call(name="python", code="print(1)"), call(name="python", code="print(2)")], 2),
         ([call(flag=True), call(flag=1)], 2),
+        ([call(x=10**400), call(x=10**400)], 1),
     ],
 )
 def test_equal_calls_are_paid_once(calls, num_paid):

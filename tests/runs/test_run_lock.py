@@ -14,7 +14,8 @@ from error_cases import raises
 import saccade
 from saccade.config.load import load_recipe
 from saccade.errors import RunError
-from saccade.runs import pipeline
+from saccade.runs import pipeline, stages
+from saccade.runs.demo import run_demo
 from saccade.runs.run_folder import Run
 from saccade.runs.run_lock import RunLock
 
@@ -88,6 +89,17 @@ def test_an_evaluation_is_refused_beside_one_of_its_name(folder, hold, tiny_fold
     task = saccade.Task(id="a", question="?", media=(), answer_type=saccade.AnswerType.OPEN, ground_truth="red")
     with raises(RunError, key=str(folder), value=holder.pid):
         saccade.evaluate(folder, model=tiny_folder, tasks=[task])
+
+
+def test_all_stages_beside_another_training_change_nothing(folder, hold):
+    holder = hold("training")
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    recipe = load_recipe("tiny/base", ["rl.steps=7", *data_settings(folder)])
+    with raises(RunError, key=str(folder), value=holder.pid):
+        stages.train(folder, recipe, ["sft", "rl"], resume=True, start_stage=lambda *_: None)
+    with raises(RunError, key=str(folder), value=holder.pid):
+        run_demo(folder, recipe, resume=True, add_task=lambda *_: None)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
 def test_a_training_beside_another_changes_nothing(folder, hold):

@@ -73,6 +73,8 @@ class PlannedRun:
     weights: Path | None = None  # the run's newest checkpoint if it has one
     has_model: bool = True  # False if the model is made by the run, or served by a chat API
     uses_own_tasks: bool = True  # False if an evaluation has other tasks than the recipe's test split
+    num_processes: int = 1  # that train on each node
+    num_nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,11 +294,14 @@ def _check_model(planned_run: PlannedRun) -> str:
 
 
 def _estimate_states(planned_run: PlannedRun) -> dict[str, dict[str, int]]:
-    """Estimate what each training stage stores per weight, by stage and kind, in bytes."""
+    """Estimate what each process of a training stage stores per weight, by stage and kind, in bytes."""
     recipe, _ = resolve_assumptions(planned_run.recipe, PlanAssumptions(), planned_run.folder)
     sizes, optims = resolve_model_sizes(recipe), {"sft": recipe.sft.optim, "rl": recipe.rl.optim}
+    processes = {"gpus": planned_run.num_processes, "nodes": planned_run.num_nodes}
     return {
-        stage: estimate_state(recipe, sizes, optim) for stage, optim in optims.items() if stage in planned_run.stages
+        stage: estimate_state(recipe, sizes, optim, **processes)
+        for stage, optim in optims.items()
+        if stage in planned_run.stages
     }
 
 
@@ -305,28 +310,30 @@ def _check_memory(planned_run: PlannedRun) -> str:
 
     While a checkpoint is written in the background, the CPU's memory holds a copy of what it holds.
     """
-    device, memory = planned_run.recipe.model.device, math.inf
+    device, memory, num_processes = planned_run.recipe.model.device, math.inf, planned_run.num_processes
     host_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if device == "cpu":
-        memory = host_memory
+        memory = host_memory / num_processes
     elif device.startswith("cuda"):
         import torch
 
         memory = torch.cuda.get_device_properties(device).total_memory
     texts = []
     for stage, state in _estimate_states(planned_run).items():
-        size, copy = sum(state.values()), _count_checkpoint_bytes(state)
+        size, copy = sum(state.values()), num_processes * _count_checkpoint_bytes(state)
+        needed = f"{format_bytes(size)} plus activations" + (" in each process" if num_processes > 1 else "")
         if size > memory:
+            more = "on more GPUs (--nproc), " if device != "cpu" else ""
             raise RunError(
-                f"{stage} needs {format_bytes(size)} plus activations, and {device} has {format_bytes(memory)}; train "
-                "adapters (model.lora_rank=16), or a smaller model",
+                f"{stage} needs {needed}, and {device} has {format_bytes(memory)} for it; train {more}adapters "
+                "(model.lora_rank=16), or a smaller model",
                 key="model.device",
                 value=device,
             )
-        texts.append(f"{stage} needs {format_bytes(size)} plus activations")
+        texts.append(f"{stage} needs {needed}")
         if not getattr(planned_run.recipe, stage).checkpoints.background:
             continue
-        if copy + (size if device == "cpu" else 0) > host_memory:
+        if copy + (num_processes * size if device == "cpu" else 0) > host_memory:
             raise RunError(
                 f"{stage} copies {format_bytes(copy)} to write a checkpoint in the background, and the CPU has "
                 f"{format_bytes(host_memory)}; set {stage}.checkpoints.background=false",
@@ -338,6 +345,7 @@ def _check_memory(planned_run: PlannedRun) -> str:
 
 
 def _count_checkpoint_bytes(state: Mapping[str, int]) -> int:
+    """Return the bytes that a process writes."""
     return state["weights"] + state["optimizer_state"] + state["master_weights"]
 
 
@@ -346,7 +354,7 @@ def _check_disk(planned_run: PlannedRun) -> str:
     recipe, total, peak = planned_run.recipe, 0, 0
     for stage, state in _estimate_states(planned_run).items():
         settings = recipe.sft if stage == "sft" else recipe.rl
-        size = _count_checkpoint_bytes(state)
+        size = planned_run.num_processes * _count_checkpoint_bytes(state)  # a node writes all shards
         interval, num_kept = recipe.validation.every, count_kept_checkpoints(settings)
         validated = range(interval, settings.steps + 1, interval) if interval else range(0)
         num_written = sum(should_save(i, settings, is_validated=i in validated) for i in range(1, settings.steps + 1))

@@ -27,6 +27,9 @@ def doctor(
     folder: Annotated[Path | None, typer.Option("--out", help="The run folder that would be written.")] = None,
     model: Annotated[str | None, MODEL_OR_SERVER] = None,
     data: Annotated[Path | None, typer.Option(help="A folder made by `saccade data synth`.")] = None,
+    num_processes: Annotated[
+        int, typer.Option("--nproc", min=1, help="Processes that would train, one per GPU; they shard the model.")
+    ] = 1,
     stage: Annotated[str, typer.Option(help="The stages to check, of sft,rl,eval.")] = "",
     benchmarks: Annotated[str, typer.Option(help="Benchmarks of the evaluation, such as videomme,mlvu.")] = "",
     benchmark_data: Annotated[Path, typer.Option(help="A folder with a copy of each by name; or hub:main.")] = Path(
@@ -60,7 +63,7 @@ def doctor(
         stages = [name for name in STAGES if name == "eval" or name in loaded.model_fields_set]
     if benchmarks and "eval" not in stages:
         stages = [*stages, "eval"]
-    results = [pipeline.check_run(folder, loaded, stages, uses_own_tasks=not benchmarks)]
+    results = [pipeline.check_run(folder, loaded, stages, uses_own_tasks=not benchmarks, num_processes=num_processes)]
     if benchmarks:
         from saccade.cli.benchmark import BenchmarkData, check_benchmarks
 

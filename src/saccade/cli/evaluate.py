@@ -24,6 +24,7 @@ from saccade.cli.terminal import (
     Settings,
     complete_name,
     complete_recipe,
+    err,
     file_option,
     out,
     print_tables,
@@ -285,9 +286,12 @@ def print_evaluation(folder: Path, name: str, scored_episodes: "list[ScoredEpiso
     ungraded = [episode.reason for episode in read_ungraded_episodes(get_results_path(folder, name, shard))]
     # A shard's tasks differ from those of the run's other evaluations.
     own = {name: Evaluation(scored=scored_episodes, ungraded=len(ungraded))}
-    evaluations = read_evaluations(folder) if shard is None else own
+    problems: list[str] = []  # of other, damaged files
+    evaluations = read_evaluations(folder, problems) if shard is None else own
     pairs = [(other, name) for other in evaluations if other != name]
     print_tables(evaluation_report.build_tables(compare_evaluations(evaluations, pairs=pairs, summarized=[name])))
+    for problem in problems:
+        print_text(err, problem, style="yellow")
     failed = [str(scored.episode.error) for scored in scored_episodes if has_failed(scored.episode)]
     for outcome, reasons in (("failed and count as wrong", failed), ("could not be graded", ungraded)):
         if reasons:

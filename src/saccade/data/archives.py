@@ -23,7 +23,7 @@ import tarfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -167,21 +167,21 @@ def extract_missing(
         if not remaining:
             break
         ensure_downloaded(archive)
-        resolve_target = functools.partial(_match_member, folder, archive.stem, frozenset(remaining), unique_names)
+        named = {PurePosixPath(path).name: path for path in remaining}
+        by_name = {name: path for name, path in named.items() if name in unique_names}
+        resolve_target = functools.partial(_match_member, folder, archive.stem, frozenset(remaining), by_name)
         _extract_members(folder, archive, resolve_target, on_progress)
         remaining = {path for path in remaining if not os.path.isfile(folder / path)}
     return remaining
 
 
 def _match_member(
-    folder: Path, archive_stem: str, wanted_paths: Collection[str], unique_names: Collection[str], member_name: str
+    folder: Path, archive_stem: str, wanted_paths: Collection[str], by_name: Mapping[str, str], member_name: str
 ) -> Path | None:
-    """Return the path that a member is extracted to, or None if no wanted path matches it."""
+    """Return the path that a member is extracted to, or None if no wanted path, nor one `by_name`, matches it."""
     member = PurePosixPath(archive_stem, member_name.replace("\\", "/").lstrip("/"))
     tails = ("/".join(member.parts[start:]) for start in range(len(member.parts)))
-    match = next((tail for tail in tails if tail in wanted_paths), None)
-    if match is None and member.name in unique_names:
-        match = next((path for path in wanted_paths if PurePosixPath(path).name == member.name), None)
+    match = next((tail for tail in tails if tail in wanted_paths), None) or by_name.get(member.name)
     return None if match is None else folder / match
 
 

@@ -17,6 +17,7 @@ from saccade.types import Task
 from saccade.utils.numbers import to_finite
 
 MAX_BOUNDS_PER_AXIS = 24  # coordinates per axis that the search for the best constant box considers
+MAX_BOUNDS_OF_SPANS = 192  # times that the search for the best constant span considers
 
 MIN_TASKS_PER_WORDING = 8  # the best answer to few questions would be right by chance
 OTHER_WORDINGS = "other wordings"
@@ -88,22 +89,27 @@ def _score_best_constant(answer_counts: AnswerCounts) -> float:
         return _sum_best_box_iou(answer_counts) / total
     if not all(isinstance(answer, tuple) for answer in answer_counts):
         return max(answer_counts.values()) / total
-    # The best constant span begins and ends at bounds of ground-truth spans.
-    spans = itertools.combinations(sorted({bound for answer in answer_counts for bound in answer}), 2)
-    sums = (sum(_compute_span_iou(span, answer) * count for answer, count in answer_counts.items()) for span in spans)
-    return max(sums) / total
+    return _sum_best_span_iou(answer_counts) / total
 
 
-def _compute_span_iou(span: tuple[float, float], other: tuple[float, float]) -> float:
-    overlap = max(0.0, min(span[1], other[1]) - max(span[0], other[0]))
-    return overlap / (span[1] - span[0] + other[1] - other[0] - overlap)
+def _sum_best_span_iou(answer_counts: AnswerCounts) -> float:
+    """Return the largest sum of IoUs that one span has with all spans; its bounds are taken from theirs."""
+    start, end = np.array(list(answer_counts), dtype=np.float64).T
+    counts = np.array(list(answer_counts.values()), dtype=np.float64)
+    spans = _build_intervals((*start, *end), MAX_BOUNDS_OF_SPANS)
+    best = 0.0
+    for first, last in spans:
+        overlap = np.clip(np.minimum(end, last) - np.maximum(start, first), 0, None)
+        best = max(best, float(overlap / (end - start + last - first - overlap) @ counts))
+    return best
 
 
 def _sum_best_box_iou(answer_counts: AnswerCounts) -> float:
     """Return the largest sum of IoUs that one box has with all boxes; its sides are taken from theirs."""
     left, top, right, bottom = np.array(list(answer_counts), dtype=np.float64).T
     counts = np.array(list(answer_counts.values()), dtype=np.float64)
-    x_intervals, y_intervals = _build_intervals((*left, *right)), _build_intervals((*top, *bottom))
+    x_intervals = _build_intervals((*left, *right), MAX_BOUNDS_PER_AXIS)
+    y_intervals = _build_intervals((*top, *bottom), MAX_BOUNDS_PER_AXIS)
     if not (x_intervals.size and y_intervals.size):  # the rounded boxes are lines
         return 0.0
     # Arrays are [vertical intervals of the constant box, ground-truth boxes].
@@ -116,8 +122,8 @@ def _sum_best_box_iou(answer_counts: AnswerCounts) -> float:
     return best
 
 
-def _build_intervals(bounds: Iterable[float]) -> NDArray[np.float64]:
+def _build_intervals(bounds: Iterable[float], max_bounds: int) -> NDArray[np.float64]:
     """Return every interval between two bounds [intervals, 2]; many bounds are thinned out evenly."""
     unique = sorted(set(bounds))
-    step = max(1, -(-len(unique) // MAX_BOUNDS_PER_AXIS))
+    step = max(1, -(-len(unique) // max_bounds))
     return np.array(list(itertools.combinations(unique[::step], 2)), dtype=np.float64)

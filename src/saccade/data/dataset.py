@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from saccade.config.schema import Recipe
 from saccade.data import parquet
-from saccade.data.source_row import SourceRow, read_rows
+from saccade.data.source_row import SourceRow, iterate_rows_with_errors, read_rows
 from saccade.errors import DataError
 from saccade.media.relocation import map_media_paths
 from saccade.plugins import get_file, suggest
@@ -183,11 +183,12 @@ def write_items(path: str | os.PathLike[str], items: Iterable[Any]) -> None:
 
 
 def detect_item_type(path: str | os.PathLike[str]) -> type[Task] | type[Demonstration]:
-    """Detect from the first row whether a file holds tasks or demonstrations. Raises DataError for neither."""
-    first = next(iter(read_rows(Path(path))))
-    if "replies" in first.values:
+    """Detect from the first valid row whether a file holds tasks or demonstrations. Raises DataError for neither."""
+    rows = iterate_rows_with_errors(Path(path))
+    values = next((row.values for row in rows if isinstance(row, SourceRow)), {})
+    if "replies" in values:
         return Demonstration
-    if {"question", "ground_truth"} <= first.values.keys():
+    if {"question", "ground_truth"} <= values.keys():
         return Task
     message = f"{path} holds neither tasks nor demonstrations; convert it with `saccade data import`"
     raise DataError(message, key=str(path))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from saccade.data.dataset import get_task, require_gradable, write_items
+from saccade.data.parquet import import_pyarrow
 from saccade.data.source_row import SourceRow, iterate_rows_with_errors, store_media_file
 from saccade.errors import DataError, SaccadeError
 from saccade.media.relocation import map_media_paths
@@ -80,6 +81,8 @@ def import_dataset(
         require_file(file)
     if target.suffix not in (".jsonl", ".parquet"):
         raise DataError(f"{target}: the name of a file of tasks must end in .jsonl or .parquet", key=str(target))
+    if target.suffix == ".parquet":
+        import_pyarrow()  # before the rows are converted
     target.parent.mkdir(parents=True, exist_ok=True)
     job = _ImportJob(importer=importer, files=files, target=target, media_root=media_root, on_bad=on_bad)
     sources = [(os.path.abspath(file), os.stat(file).st_mtime_ns, os.stat(file).st_size) for file in files]

@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,9 @@ class Mixture(Sequence[Task]):
     def __getitem__(self, index: Any) -> Any:
         """Return the task (or tasks) at an index of the concatenated datasets."""
         return [task for dataset in self.datasets for task in dataset][index]
+
+    def __iter__(self) -> Iterator[Task]:
+        return itertools.chain.from_iterable(self.datasets)
 
     def __len__(self) -> int:
         return sum(map(len, self.datasets))

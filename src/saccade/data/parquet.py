@@ -14,17 +14,18 @@ BUFFER_BYTES = 2**20  # read from a column at a time
 BATCH_ROWS = 256  # rows may hold images, so that a few of them take megabytes
 
 
-def _import_pyarrow() -> Any:
+def import_pyarrow() -> Any:
+    """Return pyarrow. Raises ConfigError if it isn't installed."""
     try:
         importlib.import_module("pyarrow.parquet")
         return importlib.import_module("pyarrow")
     except ImportError as error:
-        message = "reading Parquet needs pyarrow; install it with: pip install 'saccade[data]'"
+        message = "Parquet needs pyarrow; install it with: pip install 'saccade[data]'"
         raise ConfigError(message, key="pyarrow") from error
 
 
 def _open_parquet(path: Path) -> Any:
-    pyarrow = _import_pyarrow()
+    pyarrow = import_pyarrow()
     with convert_errors(DataError, f"{path} can't be read as Parquet; download it again", key=str(path)):
         # with a buffer, columns are read as needed; without one, whole row groups are
         return pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER_BYTES)
@@ -47,7 +48,7 @@ def write_parquet(path: Path, columns: Mapping[str, str], rows: Iterable[Mapping
 
     The file is incomplete until the call returns.
     """
-    pyarrow = _import_pyarrow()
+    pyarrow = import_pyarrow()
     text = pyarrow.string()
     types = {
         "string": text,
@@ -69,7 +70,7 @@ def write_parquet(path: Path, columns: Mapping[str, str], rows: Iterable[Mapping
 
 def rewrite_parquet(source: Path, target: Path, transform: Callable[[Any], Any]) -> int:
     """Copy a file with `transform` applied to the values of columns with strings; return the number of rows."""
-    pyarrow = _import_pyarrow()
+    pyarrow = import_pyarrow()
     with _open_parquet(source) as file:
         schema, num_rows = file.schema_arrow, int(file.metadata.num_rows)
     with pyarrow.parquet.ParquetWriter(target, schema) as writer:

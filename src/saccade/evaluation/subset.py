@@ -95,7 +95,8 @@ class Subset:
 
     Tasks with the same `joint_key` form a unit and are selected together or not at all, because a metric reads them
     together; a limit below the size of a unit selects the first unit. A larger limit includes all tasks of a smaller
-    one. The shards of an evaluation hold every task once, and of each stratum equally many units, plus or minus one.
+    one. The shards of an evaluation hold every task once, and of each row of the first table equally many units, give
+    or take one.
     """
 
     limit: int = 0
@@ -118,7 +119,7 @@ class Subset:
                 value=str(shard),
             )
 
-        # Assigned round-robin, like frame budgets: in this order the units of a label are adjacent, in every table.
+        # Assigned round-robin, like frame budgets: in this order the units of a label are adjacent in the first table.
         def get_rank(name: str) -> tuple[list[list[str]], str]:
             return [_get_unit_labels(units[name], names) for names in self.strata], compute_digest("shard", name)
 

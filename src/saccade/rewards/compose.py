@@ -58,6 +58,13 @@ def compose_rewards(terms: Mapping[str, RewardTerm]) -> ScoreFn:
         message = f"the reward terms {' and '.join(both)} are both marked `is_accuracy: true`; mark one"
         raise ConfigError(message, key="rewards", value=both)
     correct = marked[0] if marked else None
+    if correct in needs_correct:
+        raise ConfigError(
+            f"the reward term {names[correct]} is marked `is_accuracy: true`, and reads the correctness that another "
+            "term decides; mark that one, as in `accuracy: {is_accuracy: true}`",
+            key=f"rewards.{names[correct]}.is_accuracy",
+            value=True,
+        )
     if correct in group_rewards or (needs_correct and correct is None):
         raise ConfigError(
             f"{', '.join(sorted(needs_correct)) or 'rewards'}: no reward term that scores single episodes is marked as "

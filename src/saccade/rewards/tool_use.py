@@ -2,12 +2,14 @@
 
 import ast
 import json
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from saccade.config.schema import NonNegativeInt
 from saccade.rewards.text_normalization import strip_invisible
 from saccade.types import Call, Episode, Score
+from saccade.utils.numbers import to_finite
 
 
 def tool_use(
@@ -78,10 +80,12 @@ def _normalize_argument(value: Any, name: str = "") -> Any:
     if isinstance(value, list | tuple):
         return [_normalize_argument(item) for item in value]
     if not isinstance(value, str):
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return to_finite(value) if is_number else value  # None: an integer beyond all floats
     if name == "code":
         try:
-            return ast.unparse(ast.parse(value))  # without comments and blanks
+            with warnings.catch_warnings(action="ignore"):  # of invalid escapes in the model's code
+                return ast.unparse(ast.parse(value))  # without comments and blanks
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return value.strip()
     try:

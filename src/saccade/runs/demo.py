@@ -35,6 +35,7 @@ from saccade.reporting.evaluation_report import format_policy
 from saccade.reporting.run_report import format_duration, write_report
 from saccade.runs import evaluation, pipeline
 from saccade.runs.run_folder import RESUMABLE_KEYS, Run
+from saccade.runs.run_lock import TRAINING, RunLock
 from saccade.training.step_timer import measure_peak_memory
 from saccade.utils.files import convert_file_errors
 
@@ -56,6 +57,13 @@ def run_demo(
     folder: Path, recipe: Recipe, *, resume: bool = False, add_task: Callable[[str], UpdateProgress]
 ) -> tuple[Path, list[Table]]:
     """Run or resume the whole pipeline in `folder`; return the report page, and the tables for the terminal."""
+    with RunLock(folder, TRAINING) as lock:
+        return _run_demo(folder, recipe, lock, resume=resume, add_task=add_task)
+
+
+def _run_demo(
+    folder: Path, recipe: Recipe, lock: RunLock, *, resume: bool, add_task: Callable[[str], UpdateProgress]
+) -> tuple[Path, list[Table]]:
     recipe = pipeline.with_paths(recipe, folder=folder, model=folder / "model", data=folder / "data")
     if resume:  # keep the paths as the run's recipe has them
         existing = Run.open(folder).recipe
@@ -65,6 +73,7 @@ def run_demo(
     finished = {section for section, stage in SECTION_STAGES.items() if unchanged.is_done(stage)}
     resumable_keys = [key for key in RESUMABLE_KEYS if key.split(".")[0] not in finished]
     run = pipeline.start_run(folder, recipe, STAGES, resume=resume, resumable_keys=resumable_keys, has_model=False)
+    lock.acquire()
     runner = DemoRunner(run)
     stages = runner.build_stages()
     for number, (name, (description, stage_fn)) in enumerate(stages.items(), 1):

@@ -6,6 +6,7 @@ merge_benchmark_shards(folder, benchmark)    its shards  -> the same
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from saccade.runs.pipeline import (
     resolve_checkpoint,
     run_and_close,
 )
-from saccade.runs.run_lock import RunLock
+from saccade.runs.run_lock import hold_lock
 from saccade.types import SamplingParams, ScoredEpisode, Task
 from saccade.utils.files import convert_file_errors, read_text, resolve_path
 from saccade.utils.jsonl import write_jsonl
@@ -86,8 +87,7 @@ def evaluate(
         raise DataError(f"the evaluation {name!r} has no tasks; give at least one", key="tasks", value=tasks)
     recipe = apply_evaluation_settings(recipe if is_connected else connect_server(recipe))
     checkpoint = resolve_weights(folder, recipe, weights)
-    with RunLock(folder, f"eval-{path.stem if subset.shard is None else f'{name}-{path.stem}'}") as lock:
-        lock.acquire()
+    with _hold_results(folder, name, subset.shard):
         evaluation: dict[str, Any] = {
             "settings": recipe.evaluation,
             "results_path": path,
@@ -175,35 +175,43 @@ def evaluate_benchmark(
         is_connected=True,
         on_progress=on_progress,
     )
-    path, results = get_results_path(folder, name, shard), grade_episodes(benchmark, scored, scoring)
-    verdicts = judge.collect_verdicts(results, on_progress=on_judge_progress)
-    with convert_file_errors(path):
-        if judge.model:
-            write_jsonl(path.with_suffix(VERDICTS_SUFFIX), verdicts)
-        else:  # an earlier judge's would give another score than the result's; its cache still holds them
-            path.with_suffix(VERDICTS_SUFFIX).unlink(missing_ok=True)
-    conditions = describe_conditions(recipe, weights or find_newest_weights(folder))
-    if judge.description:
-        conditions["graded by"] = judge.description
-    if reasons := [verdict.reason for verdict in verdicts if verdict.value is None]:
-        reason = truncate_text(reasons[0])
-        conditions["no verdict"] = f"on {len(reasons)} answers ({reason}); the same command queries the judge again"
-    stratified_weights = subset.compute_weights(tasks)
-    if stratified_weights is None:  # the limit left no task out
-        conditions.pop(LIMITED_SAMPLE, None)
-    if len(tasks) != benchmark.num_tasks:
-        conditions["copy"] = f"{len(tasks)} of the {benchmark.num_tasks} questions published"
-    card = build_benchmark_result(
-        benchmark,
-        scored,
-        apply_verdicts_to_answers(results, verdicts, benchmark.get_grade_fn(scoring)),
-        scoring=scoring,
-        judge=judge.model,
-        conditions=conditions,
-        stratified_weights=None if shard else stratified_weights,  # a shard isn't a stratified sample of the full set
-    )
-    write_benchmark_result(path, card)
-    return card
+    with _hold_results(folder, name, shard):
+        path, results = get_results_path(folder, name, shard), grade_episodes(benchmark, scored, scoring)
+        verdicts = judge.collect_verdicts(results, on_progress=on_judge_progress)
+        with convert_file_errors(path):
+            if judge.model:
+                write_jsonl(path.with_suffix(VERDICTS_SUFFIX), verdicts)
+            else:  # an earlier judge's would give another score than the result's; its cache still holds them
+                path.with_suffix(VERDICTS_SUFFIX).unlink(missing_ok=True)
+        conditions = describe_conditions(recipe, weights or find_newest_weights(folder))
+        if judge.description:
+            conditions["graded by"] = judge.description
+        if reasons := [verdict.reason for verdict in verdicts if verdict.value is None]:
+            reason = truncate_text(reasons[0])
+            conditions["no verdict"] = f"on {len(reasons)} answers ({reason}); the same command queries the judge again"
+        stratified_weights = subset.compute_weights(tasks)
+        if stratified_weights is None:  # the limit left no task out
+            conditions.pop(LIMITED_SAMPLE, None)
+        if len(tasks) != benchmark.num_tasks:
+            conditions["copy"] = f"{len(tasks)} of the {benchmark.num_tasks} questions published"
+        result = build_benchmark_result(
+            benchmark,
+            scored,
+            apply_verdicts_to_answers(results, verdicts, benchmark.get_grade_fn(scoring)),
+            scoring=scoring,
+            judge=judge.model,
+            conditions=conditions,
+            # A shard isn't a stratified sample of the full set.
+            stratified_weights=None if shard else stratified_weights,
+        )
+        write_benchmark_result(path, result)
+    return result
+
+
+def _hold_results(folder: Path, name: str, shard: Shard | None) -> AbstractContextManager[None]:
+    """Keep other processes from writing the files of an evaluation, or of a shard of it."""
+    stem = get_results_path(folder, name, shard).stem
+    return hold_lock(folder, f"eval-{stem if shard is None else f'{name}-{stem}'}")
 
 
 def merge_benchmark_shards(
@@ -220,19 +228,19 @@ def merge_benchmark_shards(
     """
     name = name or benchmark.name
     path = merge_shards(folder, name, other_folders)
-    card_paths = [
+    result_paths = [
         get_shard_file(manifest, RESULT_SUFFIX)
         for shard_folder in (folder, *other_folders)
         for manifest in list_shard_manifests(shard_folder, name)
     ]
-    cards = [read_benchmark_result(card_path) for card_path in card_paths if card_path.exists()]
+    shard_results = [read_benchmark_result(file) for file in result_paths if file.exists()]
     scored, verdicts = read_scored_episodes(path), read_verdicts(path)
     results = apply_verdicts_to_answers(
         grade_episodes(benchmark, scored, scoring), verdicts, benchmark.get_grade_fn(scoring)
     )
-    judges = ", ".join(dict.fromkeys(card.judge for card in cards if card.judge))
-    conditions = cards[0].conditions if cards else {}  # the command's settings are stored nowhere else
-    card = build_benchmark_result(
+    judges = ", ".join(dict.fromkeys(shard_result.judge for shard_result in shard_results if shard_result.judge))
+    conditions = shard_results[0].conditions if shard_results else {}  # the command's settings are stored nowhere else
+    result = build_benchmark_result(
         benchmark,
         scored,
         results,
@@ -241,8 +249,8 @@ def merge_benchmark_shards(
         conditions=conditions,
         stratified_weights=read_stratified_weights(path),
     )
-    write_benchmark_result(path, card)
-    return card
+    write_benchmark_result(path, result)
+    return result
 
 
 def apply_benchmark_settings(

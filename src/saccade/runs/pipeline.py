@@ -267,18 +267,28 @@ def start_run(
     folder becomes a run, which with an unusable recipe could only be deleted.
     """
     from saccade.checks.run_checks import PlannedRun, require_checks, start_sandboxes
+    from saccade.training.distributed.launch import count_processes
 
     checked = recipe if has_model else recipe.with_values({"model.path": "", "model.memory_plan_model": ""})
-    weights = find_newest_weights(folder)
-    require_checks(PlannedRun(recipe=checked, folder=folder, stages=stages, weights=weights, has_model=has_model))
+    num_processes, num_nodes = count_processes()
+    planned_run = PlannedRun(
+        recipe=checked,
+        folder=folder,
+        stages=stages,
+        weights=find_newest_weights(folder),
+        has_model=has_model,
+        num_processes=num_processes,
+        num_nodes=num_nodes,
+    )
+    require_checks(planned_run)
     used = [*([recipe] if "rl" in stages else []), *([apply_evaluation_settings(recipe)] if "eval" in stages else [])]
     return Run.create(folder, recipe, resume=resume, resumable_keys=resumable_keys, metadata=start_sandboxes(*used))
 
 
 def check_run(
-    folder: Path, recipe: Recipe, stages: Collection[str], *, uses_own_tasks: bool = True
+    folder: Path, recipe: Recipe, stages: Collection[str], *, uses_own_tasks: bool = True, num_processes: int = 1
 ) -> "Iterator[CheckResult]":
-    """Report every check of a run in `folder`, without loading weights or writing anything."""
+    """Report every check of a run of so many processes in `folder`, without loading weights or writing anything."""
     from saccade.checks.run_checks import Check, PlannedRun, report_checks, run_check
 
     def check_folder() -> str:
@@ -297,6 +307,7 @@ def check_run(
         weights=find_newest_weights(folder),
         has_model=not uses_chat_engine(recipe),
         uses_own_tasks=uses_own_tasks,
+        num_processes=num_processes,
     )
     yield from report_checks(planned_run)
     yield from run_check(Check("run folder", check_folder))

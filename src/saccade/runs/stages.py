@@ -10,6 +10,7 @@ from saccade.config.schema import STAGES, Recipe
 from saccade.errors import ConfigError, RunError
 from saccade.runs import pipeline
 from saccade.runs.run_folder import Run
+from saccade.runs.run_lock import TRAINING, RunLock
 from saccade.training import checkpoint
 
 DATA_KEYS = {"sft": "data.demonstrations", "rl": "data.train", "eval": "data.test"}
@@ -69,20 +70,22 @@ def train(
     repeated, but continued if `sft.steps` has grown. Raises what `pipeline.sft` and `pipeline.rl` raise, and RunError
     for more steps of an SFT from which RL has started.
     """
-    run = pipeline.start_run(folder, recipe, stages, resume=resume)
-    train_fns = {"sft": (pipeline.sft, recipe.sft.steps), "rl": (pipeline.rl, recipe.rl.steps)}
-    for stage in stages:
-        if stage in train_fns and not (stage == "sft" and _is_sft_complete(run)):
-            train_fn, steps = train_fns[stage]
-            on_step, on_validation = start_stage(stage, steps)
-            train_fn(
-                folder,
-                recipe,
-                run=run,
-                accept_changed_data=accept_changed_data,
-                on_step=on_step,
-                on_validation=on_validation,
-            )
+    with RunLock(folder, TRAINING) as lock:  # over all stages: no other process starts between two
+        run = pipeline.start_run(folder, recipe, stages, resume=resume)
+        lock.acquire()
+        train_fns = {"sft": (pipeline.sft, recipe.sft.steps), "rl": (pipeline.rl, recipe.rl.steps)}
+        for stage in stages:
+            if stage in train_fns and not (stage == "sft" and _is_sft_complete(run)):
+                train_fn, steps = train_fns[stage]
+                on_step, on_validation = start_stage(stage, steps)
+                train_fn(
+                    folder,
+                    recipe,
+                    run=run,
+                    accept_changed_data=accept_changed_data,
+                    on_step=on_step,
+                    on_validation=on_validation,
+                )
     weights = pipeline.find_newest_weights(folder)
     assert weights is not None  # a finished stage has a checkpoint
     return weights

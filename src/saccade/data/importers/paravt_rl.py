@@ -41,7 +41,7 @@ def paravt_rl(row: SourceRow) -> Iterator[Task]:
     if not question:
         raise row.build_field_error("prompt", "its question has no text")
     info, extras = values.extra_info, row.get_mapping("extra_info")
-    for name in ("answer", "options", "choices"):
+    for name in ("question", "answer", "options", "choices"):
         extras.pop(name, None)
     yield build_task(
         row,

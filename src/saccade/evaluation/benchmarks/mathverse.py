@@ -26,7 +26,7 @@ JUDGE_INSTRUCTIONS = (
 EXTRACTION_PROMPT = (
     "You read the end of a candidate's solution of a mathematical problem, and say what it gives as its result: the "
     "letter of an option, a number or an expression, with its unit where it has one. Take it as it stands; don't solve "
-    "the problem, and don't mend the result."
+    "the problem, and don't correct the result."
 )
 MAX_EXTRACTED_WORDS = 30
 VERSIONS = ("Text Dominant", "Text Lite", "Vision Intensive", "Vision Dominant", "Vision Only")
@@ -47,7 +47,7 @@ def mathverse() -> Benchmark:
         yield task
 
     def get_question_text(task: Task) -> str:
-        return str(task.extras["question"] or questions.get(task.extras["problem_index"], ""))
+        return str(task.extras["question_text"] or questions.get(task.extras["problem_index"], ""))
 
     return Benchmark(
         name="mathverse",
@@ -99,7 +99,7 @@ def _parse_task(row: BenchmarkRow) -> Task:
             "problem_version": row.get_text("problem_version"),
             "question_type": row.get_text("question_type"),
             # For the version with everything in the image, the judge needs a separate text.
-            "question": row.get_text_or_empty("question_for_eval" if row.has("question_for_eval") else "question"),
+            "question_text": row.get_text_or_empty("question_for_eval" if row.has("question_for_eval") else "question"),
             "query_cot": row.values.get("query_cot"),
             "subject": str(metadata.get("subject", "")),
             "subfield": str(metadata.get("subfield", "")),

@@ -22,7 +22,7 @@ TASK_COUNTS = {
 _OCR_OVERRIDES = {"60.jpg": "mobi", "62.jpg": "aires"}  # of the published code, for file names that contain the key
 _EXTRACTION_PROMPT = (
     "You read a candidate's solution of a task about one or two pictures, and say what it gives as its final answer. "
-    "Take it as it stands; don't solve the task, and don't mend the answer. Say {form}."
+    "Take it as it stands; don't solve the task, and don't correct the answer. Say {form}."
 )
 _ANSWER_FORMS = {
     "jigsaw": "all numbers of the arrangement in its order, on one line, with blanks between them, such as 3 1 4 2",

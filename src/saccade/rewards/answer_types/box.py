@@ -56,12 +56,15 @@ class BoxAnswer(BaseAnswerType):
         self._coordinates = coordinates
 
     def __call__(self, episode: Episode) -> float:
-        """Return the score. Raises DataError for an invalid box, and for pixels if the image's size is unknown."""
-        expected = _parse_ground_truth_box(episode.task)
+        """Return the score. Raises DataError for an invalid box, and for `pixel` if the image's size is unknown."""
+        self.require_valid(episode.task)
+        expected = _scale_ground_truth(episode.task)
         raw = _parse_box_or_point(episode.answer or "", joins_corners=2 not in self.accepted_lengths)
         if raw is None or len(raw) not in self.accepted_lengths:
             return 0.0
         scale = _resolve_scale(raw, episode, self._coordinates)
+        if scale is None:
+            return 0.0
         predicted = tuple(value / scale[i % 2] for i, value in enumerate(raw))
         if len(predicted) == 4 and not (predicted[0] < predicted[2] and predicted[1] < predicted[3]):
             return 0.0
@@ -85,6 +88,17 @@ class BoxAnswer(BaseAnswerType):
         )
 
     @classmethod
+    def find_problem(cls, task: Task) -> tuple[str, str] | None:
+        """Check that the box lies in its image."""
+        if problem := super().find_problem(task):
+            return problem
+        size, fractions = _get_image_size(task), _scale_ground_truth(task)
+        if all(0 <= value <= 1 + 1e-6 for value in fractions):
+            return None
+        bounds = "between 0 and 1 (extras has no width and height)" if size is None else f"within {size[0]}x{size[1]}"
+        return "ground_truth", f"ground truth {task.ground_truth!r} is not a box x1, y1, x2, y2 {bounds}"
+
+    @classmethod
     def parse_ground_truth(cls, value: Any) -> Sides | None:
         """Return the sides that a published row lists."""
         sides = parse_numbers(value)
@@ -101,19 +115,11 @@ def _compute_iou(first: Sides, second: Sides) -> float:
     return intersection / (sum(areas) - intersection)
 
 
-def _parse_ground_truth_box(task: Task) -> Sides:
+def _scale_ground_truth(task: Task) -> Sides:
     """Return the ground-truth box as fractions of the image."""
     truth, size = task.ground_truth, _get_image_size(task)
-    expected = truth if isinstance(truth, tuple) and len(truth) == 4 else (1.0, 1.0, 0.0, 0.0)
-    fractions = expected if size is None else tuple(value / size[i % 2] for i, value in enumerate(expected))
-    if not (0 <= fractions[0] < fractions[2] <= 1 + 1e-6 and 0 <= fractions[1] < fractions[3] <= 1 + 1e-6):
-        bounds = "between 0 and 1 (extras has no width and height)" if size is None else f"within {size[0]}x{size[1]}"
-        raise DataError(
-            f"task {task.id}: ground_truth={task.ground_truth!r} is not a box x1, y1, x2, y2 {bounds}; correct the row",
-            key="ground_truth",
-            value=task.ground_truth,
-        )
-    return fractions
+    assert isinstance(truth, tuple)  # checked before
+    return truth if size is None else tuple(value / size[i % 2] for i, value in enumerate(truth))
 
 
 def _get_image_size(task: Task) -> tuple[float, float] | None:
@@ -121,8 +127,12 @@ def _get_image_size(task: Task) -> tuple[float, float] | None:
     return (width, height) if min(width, height) > 0 else None
 
 
-def _resolve_scale(predicted: Sides, episode: Episode, coordinates: str) -> tuple[float, float]:
-    """Return the full width and height in the answer's coordinates."""
+def _resolve_scale(predicted: Sides, episode: Episode, coordinates: str) -> tuple[float, float] | None:
+    """Return the full width and height in the answer's coordinates; None if only an answer in fractions can be scored.
+
+    Raises DataError if the recipe says that answers are in pixels, and the image's size is unknown.
+    """
+    is_stated = coordinates != "auto"
     if coordinates == "auto":
         coordinates = "unit" if all(abs(value) <= 1 for value in predicted) else "pixel"
     if coordinates in _COORDINATE_RANGES:
@@ -131,6 +141,8 @@ def _resolve_scale(predicted: Sides, episode: Episode, coordinates: str) -> tupl
     shown_sizes = [(float(image.width), float(image.height)) for image in episode.ledger.images()[:1]]
     size = _get_image_size(task) if coordinates == "pixel" else None
     if size is None and not shown_sizes:
+        if not is_stated:
+            return None
         raise DataError(
             f"task {task.id}: the answer is in pixels and the image size is unknown; add width and height to extras",
             key="extras.width",

@@ -10,7 +10,8 @@ from saccade.rewards.answer_types.reader import read_span
 from saccade.rewards.text_normalization import normalize_text
 from saccade.types import Episode
 
-_PUBLISHED_TIME = re.compile(r"\d+(?::\d{1,2}){0,2}(?:\.\d+)?")
+# A comma begins the fraction of a subtitle's time alone: elsewhere it separates two times.
+_PUBLISHED_TIME = re.compile(r"\d+:\d{1,2}:\d{1,2},\d{3}(?![\d:])|\d+(?::\d{1,2}){0,2}(?:\.\d+)?")
 
 
 class GroundingAnswer(BaseAnswerType):

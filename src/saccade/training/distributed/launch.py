@@ -44,6 +44,14 @@ def is_launched() -> bool:
     return distributed.is_torchelastic_launched()
 
 
+def count_processes() -> tuple[int, int]:
+    """Return how many processes train together on this node, and on how many nodes."""
+    if _controller is None:
+        return 1, 1
+    num_processes = int(os.environ["LOCAL_WORLD_SIZE"])
+    return num_processes, distributed.get_world_size() // num_processes
+
+
 @contextlib.contextmanager
 def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
     """Connect the processes that torchrun started; yield whether this one runs the training's loop.
