@@ -20,7 +20,7 @@ from saccade.errors import EngineError, SaccadeError
 from saccade.ledger import Ledger, Segment
 from saccade.testing import FakeMediaLoader
 from saccade.types import GenerationRequest, Message, SamplingParams
-from saccade.utils.http_client import RequestFailed
+from saccade.utils.http_client import HttpClient, RequestFailed
 from saccade.utils.jsonl import to_jsonable
 from saccade.utils.openai_client import OpenAIClient
 from saccade.utils.text import REDACTED, redact
@@ -113,6 +113,15 @@ def test_a_compressed_response_is_not_expanded_to_its_end(encoding, status):
         error, memory = measure_failure(served)
     assert error.status == status
     assert memory < 64 * 2**20
+
+
+def test_a_response_in_tiny_parts_is_not_read_to_its_end():
+    """Each part costs the client some microseconds, in which no other request continues."""
+    start = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with http_server.serve_endless(start, b"1\r\n \r\n" * 10_000) as port:
+        client = HttpClient(base_url=f"http://127.0.0.1:{port}", timeout=300, max_response_bytes=2**20)
+        with pytest.raises(RequestFailed, match="too many parts"):
+            asyncio.run(client.request("GET", "", parse=lambda response: response))
 
 
 def test_a_compressed_reply_is_read():

@@ -57,9 +57,11 @@ def test_a_process_that_is_killed_releases_its_lock(folder, hold, signum):
         assert (folder / ".locks" / "training.lock").is_file()
 
 
-def test_a_process_may_hold_a_lock_twice(folder, hold):
+@pytest.mark.parametrize("name", ["run", "link"])
+def test_a_process_may_hold_a_lock_twice(folder, hold, name):
+    (folder.parent / "link").symlink_to(folder)
     with RunLock(folder, "training"):
-        with RunLock(folder, "training"):
+        with RunLock(folder.parent / name, "training"):
             pass
         command = [sys.executable, "-c", LOCK_HOLDER, str(folder), "training"]
         second = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

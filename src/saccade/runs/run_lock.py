@@ -126,4 +126,5 @@ def is_locked(folder: Path, name: str) -> bool:
 
 
 def _locate(folder: Path, name: str) -> Path:
-    return folder.absolute() / ".locks" / f"{name}.lock"
+    # Resolved: closing a file that is opened by another path of the folder would release this process's own lock.
+    return Path(os.path.realpath(folder), ".locks", f"{name}.lock")

@@ -37,6 +37,7 @@ if find_spec("sniffio") is None:
 T = TypeVar("T")
 _MAX_BACKOFF = 60.0  # seconds between two tries
 _MAX_RESPONSE_BYTES = 8 * 2**20  # of a response; a chat completion of 100,000 tokens has less than one
+_MIN_PART_BYTES = 64  # that a part of a response counts as at least: a part of one byte costs 20 µs, too
 _MAX_PORT = 65535
 _MAX_ERROR_BYTES = 2**16  # of a response with another status than 200
 _MAX_ERROR_CHARS = 300  # of a server's error message
@@ -250,7 +251,7 @@ class HttpClient:
             raise RequestFailed(f"can't be reached: {reason}"[:200], is_refused=is_refused) from error
         if is_success and is_truncated:
             size = f"{self.max_response_bytes / 2**20:g} MiB"
-            raise RequestFailed(f"answered with more than {size}", status=200, is_retryable=False)
+            raise RequestFailed(f"answered with more than {size}, or in too many parts", status=200, is_retryable=False)
         if is_success:
             return content
         retry_after = response.headers.get("Retry-After", "")  # seconds, or a date, which is ignored
@@ -351,7 +352,7 @@ def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
 async def _read_body(response: httpx.Response, max_bytes: int) -> tuple[bytes, bool]:
     """Return the first `max_bytes` bytes of a response's decompressed body, and whether that isn't all of it.
 
-    Stop at `max_bytes` compressed bytes, too. Raises zlib.error.
+    Stop at `max_bytes` compressed bytes, too, and at as many tiny parts as cost that much. Raises zlib.error.
     """
     # httpx would decompress whole chunks, each of which may grow a thousandfold.
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
@@ -359,7 +360,7 @@ async def _read_body(response: httpx.Response, max_bytes: int) -> tuple[bytes, b
     parts: list[bytes] = []
     num_raw = num_decoded = 0
     async for chunk in response.aiter_raw():
-        num_raw += len(chunk)
+        num_raw += max(len(chunk), _MIN_PART_BYTES)
         parts.append(decompressor.decompress(chunk, max_bytes + 1 - num_decoded) if decompressor else chunk)
         num_decoded += len(parts[-1])
         if max(num_raw, num_decoded) > max_bytes:
