@@ -167,7 +167,7 @@ def test_new_writes_a_plugin_that_passes_its_test(tmp_path, monkeypatch, kind):
         test(*([tmp_path / "model"] if inspect.signature(test).parameters else []))
 
 
-@pytest.mark.parametrize("name", ["a-b", "class", "accuracy", "2x", "../x"])
+@pytest.mark.parametrize("name", ["a-b", "class", "accuracy", "2x", "../x", "random", "torch"])
 def test_new_refuses_a_name_that_no_plugin_can_have(tmp_path, name):
     fail(ConfigError, "new", "reward", name, "--out", tmp_path, key="NAME", value=name)
     assert not list(tmp_path.iterdir())

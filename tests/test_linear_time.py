@@ -14,6 +14,7 @@ from saccade.data import conversations
 from saccade.data.conversations import SourceMessage, find_bodies
 from saccade.data.rewrite_paths import PathRewriter
 from saccade.errors import ToolError
+from saccade.evaluation.benchmarks.answer_extraction import split_inline_options
 from saccade.testing import FakeMediaLoader
 from saccade.tools.base import ToolContext
 from saccade.tools.video_window import select_video
@@ -122,3 +123,10 @@ def test_paths_of_media(unit, tmp_path):
     rewriter = PathRewriter(str(tmp_path))
     path = fill(unit, "selfqa/", "x")
     assert rewriter.rewrite_value(path).endswith(path)
+
+
+@pytest.mark.parametrize("unit", [" ", "\t", "\n", "(B)", "(B) ", "(B) b\n"])
+def test_options_in_a_question(unit):
+    question, options = split_inline_options(fill(unit, "Which?\n(A) a", "x\n(B) b  "))
+    assert question == "Which?"
+    assert len(options) >= 2

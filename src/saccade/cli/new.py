@@ -2,6 +2,9 @@
 
 import keyword
 import re
+import sys
+import sysconfig
+from importlib.machinery import PathFinder
 from pathlib import Path
 from string import Template
 from typing import Annotated
@@ -63,6 +66,13 @@ def write_plugin(kind: str, name: str, folder: Path) -> None:
     existing = next((path for path in paths if path.exists()), None)
     if existing is not None:
         raise RunError(f"{existing} exists; delete it, or choose another name or --out", key=str(existing))
+    installed = PathFinder.find_spec(name, [sysconfig.get_path(scheme) for scheme in ("purelib", "platlib")])
+    if name in sys.stdlib_module_names or installed is not None:
+        raise ConfigError(
+            f"Python would import this {kind} in place of its module {name!r}; choose another name, such as my_{name}",
+            key="NAME",
+            value=name,
+        )
     values = {"name": name, "class_name": name.title().replace("_", "")}
     with convert_file_errors(folder):
         for path, file in paths.items():

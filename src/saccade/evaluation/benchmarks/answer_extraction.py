@@ -7,7 +7,7 @@ from saccade.data.source_row import OPTION_LETTERS
 
 _REASONING = re.compile(r"<(think|tool_call|tool_response|code|interpreter)>.*?(?:</\1>|\Z)", re.DOTALL)
 _FORMATTING = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:bf|it|rm)|underline)\s*\{([^{}]*)\}|\*+|\$+|`+|_{2,}|[\"“”]")
-_OPTION = re.compile(r"^[ \t]*\(([A-J])\)[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_OPTION = re.compile(r"^[ \t]*\(([A-J])\)[ \t]*(.*)$", re.MULTILINE)
 _LABEL = re.compile(r"\s*[(\[]?([A-J])[)\].:]+\s*")
 
 
@@ -77,4 +77,4 @@ def split_inline_options(text: str) -> tuple[str, tuple[str, ...]]:
     listed = [line for i, line in enumerate(lines) if i < len(OPTION_LETTERS) and line[1] == OPTION_LETTERS[i]]
     if len(listed) < 2:
         return text.strip(), ()
-    return text[: listed[0].start()].strip(), tuple(line[2] for line in listed)
+    return text[: listed[0].start()].strip(), tuple(line[2].rstrip(" \t") for line in listed)

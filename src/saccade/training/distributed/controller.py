@@ -260,7 +260,7 @@ def _describe_loss(rank: int, error: BaseException | None) -> str:
     return f"rank {rank} has lost another rank: {_shorten(error)}"
 
 
-_GLOO_ERROR = re.compile(r"\[\S+\.cc:\d+\] (.*?)(\. |$)")
+_GLOO_ERROR = re.compile(r"\[[^\s\[]+\.cc:\d+\] (.*?)(\. |$)")
 
 
 def _is_connection_error(error: BaseException | None) -> bool:
