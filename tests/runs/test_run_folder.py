@@ -183,5 +183,12 @@ def test_steps_after_a_checkpoint_are_removed(run):
     assert steps == {"sft": [1, 2, 3], "rl": [1, 2], "rl_validation": [1, 2]}
 
 
+def test_of_several_lines_of_a_step_the_last_one_stays(run):
+    for step, loss in ((1, 0.75), (2, 0.5), (1, 0.25), (2, 0.5)):
+        run.log("rl", step, {"loss": loss})
+    run.cut_metrics(("rl",), 2)
+    assert [(row["step"], row["loss"]) for row in run.read_metrics("rl")] == [(1, 0.25), (2, 0.5)]
+
+
 def test_version_of_a_missing_package():
     assert find_package_version("a-missing-package") is None

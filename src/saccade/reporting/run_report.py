@@ -4,7 +4,6 @@ The page has no scripts and no links, and embeds its images. The template escape
 """
 
 import functools
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -38,6 +37,7 @@ from saccade.training.episode_log import RolloutRecord, list_recorded_steps, rea
 from saccade.types import Episode, Score, ScoredEpisode
 from saccade.utils.files import read_text, write_text
 from saccade.utils.jsonl import read_json, write_json
+from saccade.utils.numbers import to_finite
 
 FILTERS = ("right", "wrong", "failed", "with a call", "without a call")  # of the page's episodes; then those of runs
 NO_EXAMPLES = Examples()
@@ -273,12 +273,14 @@ def compute_step_seconds(row: Mapping[str, Any]) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration; damaged metrics may hold one without end.
+    """Format a duration; damaged metrics may hold one without end, a damaged record one that no float holds.
 
     >>> format_duration(42.4), format_duration(200), format_duration(7500), format_duration(float("inf"))
     ('42 s', '3 min 20 s', '2 h 5 min', '–')
+    >>> format_duration(10**400)
+    '–'
     """
-    if not math.isfinite(seconds):
+    if to_finite(seconds) is None:
         return "–"
     if seconds < 60:
         return f"{seconds:.0f} s"

@@ -200,10 +200,19 @@ class Run:
             raise RunError(str(error), key=str(path)) from error
 
     def cut_metrics(self, stages: Collection[str], last_step: int) -> None:
-        """Remove the lines of `stages` after a step from metrics.jsonl, since a resumed run makes these steps again."""
+        """Remove the lines of `stages` after a step from metrics.jsonl, since a resumed run makes these steps again.
+
+        Of several lines of one step, such as an earlier version's two processes wrote, the last one stays.
+        """
         path = self.path / "metrics.jsonl"
         rows = self._read_metric_rows()
-        kept = [row for row in rows if row["stage"] not in stages or row["step"] <= last_step]
+        last_lines = {(row["stage"], row["step"]): number for number, row in enumerate(rows)}
+        kept = [
+            row
+            for number, row in enumerate(rows)
+            if row["stage"] not in stages
+            or (row["step"] <= last_step and number == last_lines[row["stage"], row["step"]])
+        ]
         if len(kept) < len(rows):
             with convert_file_errors(path):
                 write_jsonl(path, kept)
