@@ -149,7 +149,7 @@ def make_failing_tool(error):
         (ValueError("no such line"), "fails failed: no such line"),
         (KeyError(), "fails failed: KeyError"),
         (TimeoutError(), "fails failed: TimeoutError"),
-        (MediaError("clip.mp4 can't be opened"), "clip.mp4 can't be opened"),
+        (MediaError("clip.mp4 can't be opened"), "the video can't be opened"),
     ],
 )
 def test_failures_are_error_results(error, sentence):
