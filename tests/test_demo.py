@@ -94,17 +94,18 @@ def test_status_has_seconds_and_memory(folder):
         assert status["memory_gib"] > 0
 
 
-def test_quick_has_fewer_steps_unless_the_command_sets_them(monkeypatch, tmp_path):
+def test_quick_has_an_easier_task_and_fewer_steps_unless_the_command_sets_them(monkeypatch, tmp_path):
     recipes = []
     monkeypatch.setattr(
         "saccade.runs.demo.run_demo", lambda folder, recipe, **more: (recipes.append(recipe) or folder, [])
     )
     good("demo", "--out", tmp_path / "whole")
     good("demo", "--quick", "rl.steps=3", "--out", tmp_path / "quick")
-    whole, quick = recipes
+    good("demo", "tiny/map", "--quick", "--out", tmp_path / "map")
+    whole, quick, named = recipes
     assert quick.rl.steps == 3
-    assert quick.sft.steps < whole.sft.steps
-    assert quick.synthetic.train < whole.synthetic.train
+    assert quick.sft.steps == named.sft.steps < whole.sft.steps
+    assert [recipe.synthetic.tasks for recipe in recipes] == ["cue", "cost", "map"]
 
 
 def test_second_invocation(folder, output):

@@ -56,10 +56,8 @@ from saccade.utils.rank_exit import exit_rank
 from saccade.utils.text import escape_control_characters
 
 MAX_REPLY_CHARS = 2000  # of a reply without an answer
-QUICK_DEMO = (
-    *("synthetic.train=96", "synthetic.validation=8", "synthetic.test=16"),
-    *("sft.steps=200", "sft.save_every=100", "rl.steps=20", "rl.save_every=10"),
-)
+DEMO_RECIPE, QUICK_DEMO_RECIPE = "tiny/cue", "tiny/cost"
+QUICK_DEMO = ("sft.steps=150", "sft.save_every=50", "rl.steps=100")
 
 
 def configure_environment() -> None:
@@ -332,14 +330,14 @@ def demo(
         list[str] | None,
         typer.Argument(
             metavar="[RECIPE] [SETTINGS]...",
-            help="tiny/para_grpo by default, and settings for it.",
+            help=f"{DEMO_RECIPE} by default, and settings for it.",
             autocompletion=complete_recipe_or_setting,
         ),
     ] = None,
     folder: OutOption = Path("runs/demo"),
     seed: Annotated[int | None, typer.Option(help="Seed of data, weights and sampling.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer videos and steps, in about five minutes; too little for conclusions.")
+        bool, typer.Option("--quick", help=f"{QUICK_DEMO_RECIPE} and fewer steps, in about four minutes.")
     ] = False,
     resume: ResumeOption = False,
 ) -> None:
@@ -352,7 +350,7 @@ def demo(
     resume = resume and (folder / "recipe.yaml").exists()
     recipe = Run.open(folder).recipe if resume and not (name or settings) else None
     if recipe is None:
-        recipe = load_recipe(name or "tiny/para_grpo", settings)
+        recipe = load_recipe(name or (QUICK_DEMO_RECIPE if quick else DEMO_RECIPE), settings)
     from saccade.runs.demo import run_demo
 
     with show_progress_lines(out) as add_task:
