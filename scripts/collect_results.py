@@ -1,4 +1,4 @@
-"""Write docs/results/demo.json from finished runs of `saccade demo tiny/para_grpo`, one per seed, and print the README's table.
+"""Write docs/results/demo.json from runs of `saccade demo tiny/para_grpo`, one per seed; print the README's table.
 
 .venv/bin/python scripts/collect_results.py "the commit and the machine" runs/demo-0 runs/demo-1 runs/demo-2
 """
