@@ -2,7 +2,7 @@
 
     PYTHONPATH=tests:tests/reporting .venv/bin/python benchmarks/viewer.py [EPISODES]
 
-The episodes are one evaluation whose lines vary a real one. The first page, Runs, asks for the results with intervals,
+The episodes are one evaluation whose lines vary a real one. The first page, Runs, requests the results with intervals,
 which are computed beside the rest. Prints seconds, medians and the slowest of REPEATS.
 """
 

@@ -1,7 +1,7 @@
-"""Write the screenshots of docs/view: `.venv/bin/python scripts/screenshots.py RUN`, with a run of `scripts/demo`.
+"""Write the screenshots of docs/view: `.venv/bin/python scripts/screenshots.py RUN`.
 
-It serves the run, opens its pages in headless Chromium (`scripts/bootstrap --browser`) and saves each as a PNG of 256
-colors. The picture of benchmarks is of other runs and stays.
+It serves a run of `saccade demo tiny/para_grpo`, opens its pages in headless Chromium (`scripts/bootstrap --browser`)
+and saves each as a PNG of 256 colors. The picture of benchmarks is of other runs and stays.
 """
 
 import io

@@ -8,7 +8,7 @@ from commands import SMALL, count_visual_tokens, fail, good
 from saccade.chat.renderer import load_renderer
 from saccade.config.load import load_recipe
 from saccade.data.synthetic import text_templates, validate_dataset
-from saccade.errors import RunError
+from saccade.errors import ConfigError, RunError
 from saccade.evaluation.compare import read_evaluations
 from saccade.runs.run_folder import Run
 
@@ -94,18 +94,18 @@ def test_status_has_seconds_and_memory(folder):
         assert status["memory_gib"] > 0
 
 
-def test_quick_has_an_easier_task_and_fewer_steps_unless_the_command_sets_them(monkeypatch, tmp_path):
+def test_quick_has_a_recipe_of_its_own(monkeypatch, tmp_path):
     recipes = []
     monkeypatch.setattr(
         "saccade.runs.demo.run_demo", lambda folder, recipe, **more: (recipes.append(recipe) or folder, [])
     )
     good("demo", "--out", tmp_path / "whole")
     good("demo", "--quick", "rl.steps=3", "--out", tmp_path / "quick")
-    good("demo", "tiny/map", "--quick", "--out", tmp_path / "map")
-    whole, quick, named = recipes
+    whole, quick = recipes
     assert quick.rl.steps == 3
-    assert quick.sft.steps == named.sft.steps < whole.sft.steps
-    assert [recipe.synthetic.tasks for recipe in recipes] == ["cue", "cost", "map"]
+    assert quick.sft.steps < whole.sft.steps
+    assert "tool_call_penalty" not in quick.rewards
+    fail(ConfigError, "demo", "tiny/map", "--quick", "--out", tmp_path / "map", key="--quick", value="tiny/map")
 
 
 def test_second_invocation(folder, output):

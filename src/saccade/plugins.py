@@ -28,8 +28,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 
 from saccade.errors import ConfigError, convert_errors
-from saccade.utils.files import read_text
-from saccade.utils.hashing import compute_digest, compute_file_sha256
+from saccade.utils.files import read_bytes, read_text
+from saccade.utils.hashing import compute_digest
 
 # keyword-only parameters passed with each call, never settings
 CALL_TIME_PARAMS = {"ctx", "correct", "advantage", "correct_G", "greedy_baseline_reward", "whiten"}
@@ -374,8 +374,8 @@ def _find_entry_points(folder: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=f"saccade.{folder}")}
 
 
-# The modules of plugin files by name, each with the digest of the source that it was executed from.
-_file_modules: dict[str, tuple[str, ModuleType]] = {}
+# The modules of plugin files by name, each with the source that it was executed from.
+_file_modules: dict[str, tuple[bytes, ModuleType]] = {}
 _import_lock = threading.RLock()  # a plugin file may load another
 
 
@@ -387,20 +387,20 @@ def _import_file(path: Path) -> ModuleType:
     name = f"saccade_plugin_{compute_digest(str(path.resolve()))[:12]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # since the path ends in .py
-    assert spec.loader is not None
     with _import_lock, convert_errors(ConfigError, f"the plugin {path} can't be imported", key=str(path)):
-        digest = compute_file_sha256(path)
-        if name in _file_modules and _file_modules[name][0] == digest:
+        source = read_bytes(path)
+        if name in _file_modules and _file_modules[name][0] == source:
             return _file_modules[name][1]
+        code = compile(source, str(path), "exec", dont_inherit=True)  # a .pyc may be of an edit in the same second
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # dataclasses, annotations that are strings, and pickle look it up
         try:
-            spec.loader.exec_module(module)
+            exec(code, vars(module))
         except BaseException:
             del sys.modules[name]
             _file_modules.pop(name, None)
             raise
-        _file_modules[name] = digest, module
+        _file_modules[name] = source, module
     return module
 
 

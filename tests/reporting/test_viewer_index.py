@@ -106,6 +106,45 @@ def test_the_index_follows_the_files(tmp_path):
     assert len(list_refs(index, stage="before", verdict="right")) == EVALUATED // 2 + 1
 
 
+def test_a_file_that_was_read_in_part_is_read_to_its_end(tmp_path, monkeypatch):
+    """A viewer that is stopped while it reads leaves the rest to the next one."""
+    folder = make_run(tmp_path / "a", num_steps=1)
+    build_row, rows = EpisodeIndex._build_row, []
+
+    def stop_at_the_third(self, *arguments):
+        rows.append(arguments)
+        if len(rows) == 3:
+            raise KeyboardInterrupt
+        return build_row(self, *arguments)
+
+    monkeypatch.setattr("saccade.reporting.viewer.index.BATCH_LINES", 1)
+    monkeypatch.setattr(EpisodeIndex, "_build_row", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        EpisodeIndex(folder).refresh()
+    index = EpisodeIndex(folder)
+    index.refresh()
+    assert index.count() == 2 * EVALUATED + PER_STEP
+
+
+def test_verdicts_belong_to_samples_and_may_be_deleted(tmp_path):
+    folder = make_run(tmp_path / "a", num_steps=1)
+    results = folder / "evaluations" / "before.jsonl"
+    results.unlink()
+    for sample, answer in enumerate(("violet", "grey")):
+        append_jsonl(results, replace(build_record(example(name="w-0", answer=answer)), sample_index=sample))
+    verdicts = [
+        JudgeVerdict(task_id="w-0", answer=answer, value=value, overrides_rule=True)
+        for answer, value in (("violet", 1.0), ("grey", 0.0))
+    ]
+    write_jsonl(results.with_suffix(".verdicts.jsonl"), verdicts)
+    index = EpisodeIndex(folder)
+    index.refresh()
+    assert [ref[-1] for ref in list_refs(index, stage="before", verdict="right")] == ["0"]
+    results.with_suffix(".verdicts.jsonl").unlink()
+    index.refresh()
+    assert len(list_refs(index, stage="before", verdict="right")) == 2  # the rule's scores
+
+
 def test_damaged_files_and_a_damaged_index(tmp_path):
     folder = make_run(tmp_path / "a", num_steps=1)
     with (folder / "evaluations" / "after.jsonl").open("ab") as file:

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -73,6 +72,14 @@ def test_results_and_pairs_are_what_the_worker_computes(tmp_path):
 
 def test_a_result_that_two_threads_need_is_computed_once():
     results, computed, is_first_waiting, may_end = RecentResults(4), [], threading.Event(), threading.Event()
+    has_found_the_first = threading.Event()
+
+    class Stamp:
+        def __ne__(self, other):
+            has_found_the_first.set()  # the second request compares it, before the first may fail
+            return False
+
+    stamp = Stamp()
 
     def compute():
         computed.append(1)
@@ -83,13 +90,13 @@ def test_a_result_that_two_threads_need_is_computed_once():
         return "computed"
 
     def request():
-        return results.keep("key", "stamp", compute)
+        return results.keep("key", stamp, compute)
 
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(request)
         assert is_first_waiting.wait(WAIT_SECONDS)
         second = threads.submit(request)
-        time.sleep(0.05)  # for a second computation to begin, if there were one
+        assert has_found_the_first.wait(WAIT_SECONDS)
         may_end.set()
         for result in (first, second):
             with raises(DataError, key="a"):

@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from saccade import plugins, sandbox
 from saccade.algorithms.group_advantages import needs_correctness
 from saccade.chat.renderer import ChatRenderer, load_renderer
 from saccade.checks.estimates import (
+    DTYPE_BYTES,
     PlanAssumptions,
     estimate_environment,
     estimate_state,
@@ -320,7 +321,7 @@ def _check_memory(planned_run: PlannedRun) -> str:
         memory = torch.cuda.get_device_properties(device).total_memory
     texts = []
     for stage, state in _estimate_states(planned_run).items():
-        size, copy = sum(state.values()), num_processes * _count_checkpoint_bytes(state)
+        size, copy = sum(state.values()), _count_checkpoint_bytes(planned_run, stage)
         needed = f"{format_bytes(size)} plus activations" + (" in each process" if num_processes > 1 else "")
         if size > memory:
             more = "on more GPUs (--nproc), " if device != "cpu" else ""
@@ -344,17 +345,21 @@ def _check_memory(planned_run: PlannedRun) -> str:
     return "; ".join(texts)
 
 
-def _count_checkpoint_bytes(state: Mapping[str, int]) -> int:
-    """Return the bytes that a process writes."""
-    return state["weights"] + state["optimizer_state"] + state["master_weights"]
+def _count_checkpoint_bytes(planned_run: PlannedRun, stage: str) -> int:
+    """Return the bytes that the processes of a node write together: several store all weights in float32."""
+    alone = _estimate_states(replace(planned_run, num_processes=1, num_nodes=1))[stage]
+    weights = alone["weights"] + alone["master_weights"]
+    if planned_run.num_processes * planned_run.num_nodes > 1:
+        weights = alone["weights"] // DTYPE_BYTES[planned_run.recipe.model.dtype] * DTYPE_BYTES["float32"]
+    return weights + alone["optimizer_state"]
 
 
 def _check_disk(planned_run: PlannedRun) -> str:
     """Check that the folder is writable and has room for the checkpoints that are still to be written."""
     recipe, total, peak = planned_run.recipe, 0, 0
-    for stage, state in _estimate_states(planned_run).items():
+    for stage in _estimate_states(planned_run):
         settings = recipe.sft if stage == "sft" else recipe.rl
-        size = planned_run.num_processes * _count_checkpoint_bytes(state)  # a node writes all shards
+        size = _count_checkpoint_bytes(planned_run, stage)
         interval, num_kept = recipe.validation.every, count_kept_checkpoints(settings)
         validated = range(interval, settings.steps + 1, interval) if interval else range(0)
         num_written = sum(should_save(i, settings, is_validated=i in validated) for i in range(1, settings.steps + 1))

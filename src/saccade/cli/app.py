@@ -41,7 +41,7 @@ from saccade.cli.terminal import (
 from saccade.cli.train import OutOption, ResumeOption, build_stage_command, train
 from saccade.cli.view import list_runs, view
 from saccade.config.load import load_recipe
-from saccade.errors import DataError, RunError, SaccadeError
+from saccade.errors import ConfigError, DataError, RunError, SaccadeError
 from saccade.reporting.console import (
     EpisodePrinter,
     explain_missing_answer,
@@ -56,8 +56,7 @@ from saccade.utils.rank_exit import exit_rank
 from saccade.utils.text import escape_control_characters
 
 MAX_REPLY_CHARS = 2000  # of a reply without an answer
-DEMO_RECIPE, QUICK_DEMO_RECIPE = "tiny/cue", "tiny/cost"
-QUICK_DEMO = ("sft.steps=150", "sft.save_every=50", "rl.steps=100")
+DEMO_RECIPE, QUICK_DEMO_RECIPE = "tiny/cue", "tiny/quick"
 
 
 def configure_environment() -> None:
@@ -336,15 +335,14 @@ def demo(
     ] = None,
     folder: OutOption = Path("runs/demo"),
     seed: Annotated[int | None, typer.Option(help="Seed of data, weights and sampling.")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help=f"{QUICK_DEMO_RECIPE} and fewer steps, in about four minutes.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help=f"Run {QUICK_DEMO_RECIPE}, in a few minutes.")] = False,
     resume: ResumeOption = False,
 ) -> None:
     """Run the whole pipeline with data and a model of its own, and write a report."""
     settings = list(arguments or ())
     name = settings.pop(0) if settings and "=" not in settings[0] else None
-    settings = [*(QUICK_DEMO if quick else ()), *settings]
+    if quick and name is not None:
+        raise ConfigError(f"--quick runs {QUICK_DEMO_RECIPE}; leave out {name}, or --quick", key="--quick", value=name)
     settings += [] if seed is None else [f"seed={seed}"]
     # A demo interrupted before its folder became a run starts from the beginning.
     resume = resume and (folder / "recipe.yaml").exists()

@@ -132,7 +132,7 @@ def _check(
 
     def report_failure(name: str, error: SaccadeError) -> None:  # and continue with the other recipes
         failed.append(name)
-        err.print(escape(str(error) if name in str(error) else f"{name}: {error}"), style="red", soft_wrap=True)
+        print_text(err, str(error) if name in str(error) else f"{name}: {error}", style="red")
 
     for name in recipe_names:  # before torch is imported: a typo is reported at once
         try:
@@ -158,7 +158,7 @@ def _check(
             if reason := explain_missing_simulation(recipe, has_costs=measured is not None):
                 sentences += [f"{option} has no effect: no steps are simulated, since {reason}" for option in ignored]
             for sentence in sentences:
-                err.print(escape(f"{name}: {sentence}"), style="yellow", soft_wrap=True)
+                print_text(err, f"{name}: {sentence}", style="yellow")
             # The model path of a run's recipe is relative to the run's folder.
             root = Path(name).parent
             print_tables(build_plan(name, recipe, assumptions, gpus=gpus, nodes=nodes, model_root=root))

@@ -184,8 +184,15 @@ def write_items(path: str | os.PathLike[str], items: Iterable[Any]) -> None:
 
 def detect_item_type(path: str | os.PathLike[str]) -> type[Task] | type[Demonstration]:
     """Detect from the first valid row whether a file holds tasks or demonstrations. Raises DataError for neither."""
-    rows = iterate_rows_with_errors(Path(path))
-    values = next((row.values for row in rows if isinstance(row, SourceRow)), {})
+    first_error = None
+    for row in iterate_rows_with_errors(Path(path)):
+        if isinstance(row, SourceRow):
+            values = row.values
+            break
+        first_error = first_error or row
+    else:
+        assert first_error is not None  # a file without rows raises
+        raise first_error
     if "replies" in values:
         return Demonstration
     if {"question", "ground_truth"} <= values.keys():

@@ -270,7 +270,7 @@ def build_error(error: RequestFailed, *, url: str, api_key_env: str, num_images:
     """
     problem = f"{url} {error}" + (f": {error.server_message}" if error.server_message else "")
     url_key = "engine.settings.url"
-    if error.is_local:  # the server is well, and this machine has room once other requests end
+    if error.is_local:  # the failure is this machine's, which has room once other requests end
         hint = "run fewer rollouts at a time, or raise the limit of open files (ulimit -n)"
         return EngineError(f"{problem}; {hint}", key=url_key, value=url)
     if not error.status and not error.is_timeout:

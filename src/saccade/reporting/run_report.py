@@ -273,7 +273,7 @@ def compute_step_seconds(row: Mapping[str, Any]) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration; damaged metrics may hold one without end, a damaged record one that no float holds.
+    """Format a duration in seconds; "–" for one that is infinite or exceeds a float, as in damaged metrics.
 
     >>> format_duration(42.4), format_duration(200), format_duration(7500), format_duration(float("inf"))
     ('42 s', '3 min 20 s', '2 h 5 min', '–')

@@ -73,7 +73,7 @@ async def run_episode(task: Task, make_environment: EnvironmentFactory, ctx: Con
     except TimeoutError:
         if not limit.expired() or rollout is None:
             raise
-        rollout.abort(DEADLINE_ERROR)
+        rollout.abort(DEADLINE_ERROR if rollout.status is None else "its deadline passed")
     except EPISODE_ERRORS as error:
         if rollout is None:
             raise

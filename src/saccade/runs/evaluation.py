@@ -6,7 +6,6 @@ merge_benchmark_shards(folder, benchmark)    its shards  -> the same
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ from saccade.runs.pipeline import (
     resolve_checkpoint,
     run_and_close,
 )
-from saccade.runs.run_lock import hold_lock
+from saccade.runs.run_lock import RunLock
 from saccade.types import SamplingParams, ScoredEpisode, Task
 from saccade.utils.files import convert_file_errors, read_text, resolve_path
 from saccade.utils.jsonl import write_jsonl
@@ -87,7 +86,8 @@ def evaluate(
         raise DataError(f"the evaluation {name!r} has no tasks; give at least one", key="tasks", value=tasks)
     recipe = apply_evaluation_settings(recipe if is_connected else connect_server(recipe))
     checkpoint = resolve_weights(folder, recipe, weights)
-    with _hold_results(folder, name, subset.shard):
+    with _lock_results(folder, name, subset.shard) as lock:
+        lock.acquire()
         evaluation: dict[str, Any] = {
             "settings": recipe.evaluation,
             "results_path": path,
@@ -163,19 +163,20 @@ def evaluate_benchmark(
     if not allow_incomplete:
         check_subtitles(benchmark, tasks, subset.select(tasks), data)
     judge = LlmJudge.from_settings(benchmark, recipe.evaluation.judge)
-    scored = evaluate(
-        folder,
-        recipe,
-        name=name,
-        weights=weights,
-        tasks=tasks,
-        named_score_fn=(f"{benchmark.name} strict", build_score_fn(benchmark, "strict")),
-        benchmark=benchmark.name,
-        subset=subset,
-        is_connected=True,
-        on_progress=on_progress,
-    )
-    with _hold_results(folder, name, shard):
+    with _lock_results(folder, name, shard) as lock:  # until the judge has ended
+        scored = evaluate(
+            folder,
+            recipe,
+            name=name,
+            weights=weights,
+            tasks=tasks,
+            named_score_fn=(f"{benchmark.name} strict", build_score_fn(benchmark, "strict")),
+            benchmark=benchmark.name,
+            subset=subset,
+            is_connected=True,
+            on_progress=on_progress,
+        )
+        lock.acquire()
         path, results = get_results_path(folder, name, shard), grade_episodes(benchmark, scored, scoring)
         verdicts = judge.collect_verdicts(results, on_progress=on_judge_progress)
         with convert_file_errors(path):
@@ -208,10 +209,10 @@ def evaluate_benchmark(
     return result
 
 
-def _hold_results(folder: Path, name: str, shard: Shard | None) -> AbstractContextManager[None]:
-    """Keep other processes from writing the files of an evaluation, or of a shard of it."""
+def _lock_results(folder: Path, name: str, shard: Shard | None) -> RunLock:
+    """Return the lock of the files of an evaluation, or of a shard of it."""
     stem = get_results_path(folder, name, shard).stem
-    return hold_lock(folder, f"eval-{stem if shard is None else f'{name}-{stem}'}")
+    return RunLock(folder, f"eval-{stem if shard is None else f'{name}-{stem}'}")
 
 
 def merge_benchmark_shards(

@@ -19,12 +19,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from saccade.errors import SaccadeError
-from saccade.evaluation.judge_results import VERDICTS_SUFFIX, list_results_files, read_judged_episodes
+from saccade.evaluation.judge_results import VERDICTS_SUFFIX, apply_verdicts, list_results_files, read_verdicts
+from saccade.evaluation.records import read_records
 from saccade.training.episode_log import list_rollout_files, read_rollout_lines
-from saccade.types import BlockKind
+from saccade.types import BlockKind, ScoredEpisode
 from saccade.utils.files import open_file
 from saccade.utils.hashing import compute_digest
 from saccade.utils.jsonl import parse_plain_json
@@ -155,7 +156,7 @@ class EpisodeIndex:
         }
         found = dict(self._list_files())
         changed = [path for path, stamp in found.items() if known.get(path, (0, ""))[1] != stamp]
-        gone = [known[path][0] for path in known.keys() - found.keys()]
+        gone, is_changed = [known[path][0] for path in known.keys() - found.keys()], False
         for file in gone:
             self._forget(connection, file)
             connection.execute("DELETE FROM files WHERE id = ?", (file,))
@@ -165,12 +166,17 @@ class EpisodeIndex:
                 self._read_file(connection, path, found[path], known.get(path))
             except FileNotFoundError:  # deleted since it was listed
                 continue
-            except OSError as error:
+            except OSError as error:  # the next look tries again
                 self.problems[path] = f"can't be read: {error.strerror}"
+                continue
             except SaccadeError as error:  # verdicts of a judge on damaged results
                 self.problems[path] = str(error)
+            # Only now: a process that ends while it reads a file leaves the rest of it to the next one.
+            connection.execute("UPDATE files SET stamp = ? WHERE path = ?", (found[path], path))
+            connection.commit()
+            is_changed = True
         connection.commit()
-        return bool(changed or gone)
+        return bool(is_changed or gone)
 
     def _list_files(self) -> Iterator[tuple[str, str]]:
         """Yield the path, relative to the run, and the stamp of each file with episodes."""
@@ -186,19 +192,22 @@ class EpisodeIndex:
     def _read_file(
         self, connection: sqlite3.Connection, name: str, stamp: str, known: tuple[int, str, int, int] | None
     ) -> None:
+        """Read the lines that the index lacks. The file's stamp stays empty until the caller has the whole file."""
         path = self._run / name
         status = path.stat()
-        # A results file of the same inode that has grown was appended to; any other change is read as a new file.
+        # A results file of the same inode that has grown was appended to; any other change is read as a new file, and
+        # so are verdicts that are changed or gone: their episodes have another score then.
         is_appended = (
             known is not None
             and path.suffix == ".jsonl"
             and known[2] == status.st_ino
             and status.st_size >= known[3] > 0
+            and known[1].partition(" ")[2] in ("", stamp.partition(" ")[2])
         )
         if known is not None and not is_appended:
             self._forget(connection, known[0])
         done, lines = (known[3], 0) if known is not None and is_appended else (0, 0)
-        values = (name, stamp, status.st_ino, done, lines)
+        values = (name, "", status.st_ino, done, lines)
         connection.execute(
             "INSERT OR REPLACE INTO files VALUES ((SELECT id FROM files WHERE path = ?1), ?1, ?2, ?3, ?4, ?5)",
             values,
@@ -276,10 +285,13 @@ class EpisodeIndex:
         return row, _drop_surrogates(text)
 
     def _apply_verdicts(self, connection: sqlite3.Connection, path: Path) -> None:
-        for scored in read_judged_episodes(path):
-            values = (scored.score.correct, scored.score.value, scored.episode.task.id, path.stem)
+        records = [record for record in read_records(path) if isinstance(record.outcome, ScoredEpisode)]
+        judged = apply_verdicts([cast(ScoredEpisode, record.outcome) for record in records], read_verdicts(path))
+        for record, scored in zip(records, judged, strict=True):
+            values = (scored.score.correct, scored.score.value, scored.episode.task.id, record.sample_index, path.stem)
             connection.execute(
-                "UPDATE episodes SET correct = ?, reward = ? WHERE task = ? AND stage = ? AND kind = 'evaluation'",
+                "UPDATE episodes SET correct = ?, reward = ? "
+                "WHERE task = ? AND idx = ? AND stage = ? AND kind = 'evaluation'",
                 values,
             )
 

@@ -16,7 +16,7 @@ from typing import Any
 from saccade.algorithms.group_advantages import GroupAdvantages, compute_group_advantages
 from saccade.config.load import load_recipe
 from saccade.errors import DataError, RunError, SaccadeError, convert_errors
-from saccade.evaluation.judge_results import list_results_files
+from saccade.evaluation.judge_results import VERDICTS_SUFFIX, list_results_files
 from saccade.metrics.statistics import compute_seed_interval
 from saccade.reporting.episode_view import DecodeFn
 from saccade.reporting.run_summary import (
@@ -125,22 +125,24 @@ class Library:
         self._runs: dict[Path, ViewedRun] = {}
         self._results, self._steps = RecentResults(MAX_KEPT_RESULTS), RecentResults(MAX_KEPT_STEPS)
         self._summaries = RecentResults(MAX_KEPT_SUMMARIES)
-        self._decoder_lock = threading.Lock()
+        self._decoder_lock, self._scan_lock = threading.Lock(), threading.Lock()
         self._read_cached = functools.lru_cache(maxsize=8)(lambda location, modified_ns: read_episode(location))
 
     # ---- runs ------------------------------------------------------------------------------------------------------
 
     def scan(self) -> list[ViewedRun]:
         """Find new runs; return all of them in order of their names."""
-        for folder, name in find_runs(self._paths):
-            key = folder.resolve()
-            if key not in self._runs:
-                used = {run.name for run in self._runs.values()}
-                own = next(n for n in (name, f"{key.parent.name}/{name}", str(key)) if n not in used)
-                self._runs[key] = ViewedRun(own, folder, EpisodeIndex(folder))
-        for key in [key for key, run in self._runs.items() if not (run.folder / RECIPE_FILE).is_file()]:
-            del self._runs[key]
-        return sorted(self._runs.values(), key=lambda run: run.name)
+        found = find_runs(self._paths)
+        with self._scan_lock:  # the watcher and requests scan, too
+            for folder, name in found:
+                key = folder.resolve()
+                if key not in self._runs:
+                    used = {run.name for run in self._runs.values()}
+                    own = next(n for n in (name, f"{key.parent.name}/{name}", str(key)) if n not in used)
+                    self._runs[key] = ViewedRun(own, folder, EpisodeIndex(folder))
+            for key in [key for key, run in self._runs.items() if not (run.folder / RECIPE_FILE).is_file()]:
+                del self._runs[key]
+            return sorted(self._runs.values(), key=lambda run: run.name)
 
     def get(self, name: str) -> ViewedRun:
         """Return a run by its name. Raises UnknownItemError."""
@@ -169,7 +171,7 @@ class Library:
         return sorted(rows, key=lambda row: -row["modified"])
 
     def _describe_run(self, run: ViewedRun) -> dict[str, Any]:
-        # Open pages ask every few seconds, and reading the recipes and metrics of many runs takes seconds.
+        # An open page requests the list every 3 seconds; reading the recipes and metrics of many runs takes seconds.
         is_running = self._is_running(run.folder)
         names = (RECIPE_FILE, "metrics.jsonl", "invocations.json", "finished_stages")
         stamp = [is_running, *_stamp_files(run.folder / name for name in names), *self._stamp_evaluations(run)]
@@ -500,7 +502,7 @@ class Library:
         paths = [own[stage] for own, (_, stage, _) in zip(files, sides, strict=True) if stage in own]
         if len(paths) < 2:
             return []
-        stamp = list(_stamp_files(paths))
+        stamp = list(_stamp_files(file for path in paths for file in (path, path.with_suffix(VERDICTS_SUFFIX))))
         try:
             tables: list[Any] = self._results.keep(("pair", *paths), stamp, lambda: self._compute(compute_pair, *paths))
         except DataError as error:  # the tasks differ

@@ -74,7 +74,13 @@ class ResultsWorker:
     def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Return the function's result; its errors are raised here. Raises RunError if the process was killed."""
         context = multiprocessing.get_context("spawn")  # the server has threads, so it can't fork
-        with self._running, ProcessPoolExecutor(1, context, os.nice, (NICENESS,)) as pool:
+        with self._running:
+            if self._is_closed:
+                raise RunError("the viewer has ended")
+            return self._run(context, function, *arguments)
+
+    def _run(self, context: Any, function: Callable[..., Result], *arguments: Any) -> Result:
+        with ProcessPoolExecutor(1, context, os.nice, (NICENESS,)) as pool:
             try:
                 with _block_interrupts():
                     started = pool.submit(os.getpid)

@@ -213,7 +213,7 @@ class Viewer:
             check_parameters(request.query_params.multi_items())
             questions, text = self._require_questions(), _get(request, "question")
             numbers = [int(number) for number in request.query_params.getlist("file")]
-        except SaccadeError as error:
+        except (SaccadeError, ValueError) as error:  # ValueError: a file without a number
             return JSONResponse({"error": str(error)}, 400)
         lines = (dump_json(event) + "\n" for event in questions.stream(text, numbers))
         return StreamingResponse(lines, media_type="application/x-ndjson")

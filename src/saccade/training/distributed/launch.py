@@ -138,8 +138,8 @@ def launch_processes(num_processes: int, settings: ModelConfig, folder: Path) ->
     """Run this command in `num_processes` processes of this machine.
 
     If a micro-batch doesn't fit in the memory of one, the run in `folder` is resumed and splits those as large. Raises
-    SystemExit if a process fails, and RunError if it was killed when no other could print that. Raises ConfigError for
-    more processes than GPUs, or than MAX_PROCESSES_PER_CORE on each core.
+    SystemExit if a process fails, and RunError if a signal ended one before any rank had reported the failure. Raises
+    ConfigError for more processes than GPUs, or than MAX_PROCESSES_PER_CORE on each core.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

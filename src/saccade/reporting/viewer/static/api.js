@@ -29,7 +29,10 @@ export function abandonRequests() {
 export async function get(name, params = {}) {
   if (exported) return answerExported(name, params);
   const response = await fetch(`api/${name}?${buildQuery(params)}`, { signal: name === "settings" ? null : leaving.signal });
-  const value = await response.json().catch(() => ({ error: `the server answered with status ${response.status}` }));
+  const value = await response.json().catch((error) => {
+    if (error.name === "AbortError") throw error;
+    return { error: `the server answered with status ${response.status}` };
+  });
   if (!response.ok) throw new Error(value.error ?? `status ${response.status}`);
   return value;
 }

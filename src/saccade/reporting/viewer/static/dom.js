@@ -45,5 +45,6 @@ export function longText(text, limit = LONG_TEXT) {
 }
 
 export function errorBox(error) {
+  if (error?.name === "AbortError") return null; // the page was left
   return h("p", { class: "error", role: "alert" }, error?.message ?? String(error));
 }

@@ -26,11 +26,11 @@ export function timeline(data, { seek, video }) {
   if (data.evidence.length) rows.push(lane("needed", data.evidence.map((item) => h("i", { class: "need", title: `must be seen to answer: ${label(item)}`, style: span(item) }))));
   if (data.ground_truth) rows.push(lane("truth", [h("i", { class: "need", title: `ground truth: ${time(data.ground_truth[0])} – ${time(data.ground_truth[1])}`, style: span({ start: data.ground_truth[0], end: data.ground_truth[1] }) })]));
   const cover = h("div", { class: "cover", "aria-hidden": "true" }, playhead);
-  const clock = h("span", null, time(0));
+  const clock = h("span", null, `at ${time(0)}`);
   if (video) {
     video.addEventListener("timeupdate", () => {
       playhead.style.left = percent(video.currentTime);
-      clock.textContent = time(video.currentTime);
+      clock.textContent = `at ${time(video.currentTime)}`;
     });
   }
   return h("div", { class: "timeline" }, h("div", { class: "lanes" }, rows, cover), h("p", { class: "lane-scale" }, h("span", null, "0 s"), video ? clock : null, h("span", null, time(data.seconds))));

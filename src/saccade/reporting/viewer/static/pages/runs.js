@@ -98,11 +98,23 @@ export async function runsPage({ root, params, replace, isCurrent }) {
   }
 
   let tablesSerial = 0;
+  let isDrawingTables = false;
+  let areTablesStale = false; // since the drawing in progress began: results may take the server minutes
 
-  async function drawTables() {
+  async function drawTables({ keepsOld = false } = {}) {
     const own = ++tablesSerial;
-    const isNewest = () => own === tablesSerial && isCurrent();
-    fill(tables);
+    isDrawingTables = true;
+    areTablesStale = false;
+    const target = keepsOld ? h("div") : tables;
+    fill(target);
+    await putTables(target, () => own === tablesSerial && isCurrent());
+    if (own !== tablesSerial || !isCurrent()) return;
+    if (target !== tables) fill(tables, ...target.childNodes);
+    isDrawingTables = false;
+    if (areTablesStale) drawTables({ keepsOld: true });
+  }
+
+  async function putTables(tables, isNewest) {
     const names = [...chosen];
     if (names.length > 1) {
       const differences = await get("differences", { run: names }).catch(() => []);
@@ -139,7 +151,9 @@ export async function runsPage({ root, params, replace, isCurrent }) {
       const hasChanged = stamp(newer) !== stamp(runs);
       runs = newer;
       if (!list.contains(document.activeElement)) drawList();
-      if (hasChanged) { drawCurves(); drawTables(); }
+      if (hasChanged) drawCurves();
+      if (hasChanged && isDrawingTables) areTablesStale = true;
+      else if (hasChanged) drawTables({ keepsOld: true });
     },
     redraw: drawCurves,
     keys: { Enter: () => root.querySelector("[data-row].selected a")?.click() },
