@@ -231,8 +231,8 @@ class _ModuleNames(dict[str, Any]):
 
 @functools.cache
 def _read_module_source(module: str) -> str:
-    spec = importlib.util.find_spec(module)
-    return "" if spec is None or spec.origin is None else Path(spec.origin).read_text(encoding="utf-8")
+    path = Path(__file__).parent.joinpath(*module.split(".")[1:])  # of a module of Saccade
+    return read_text(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
 
 
 @functools.cache
