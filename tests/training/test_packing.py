@@ -140,6 +140,7 @@ def test_loss_and_gradients_equal_one_row_per_sample(backbone, pack_length, micr
 
 @pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True}, {"lora_rank": 2}], ids=str)
 def test_logprobs_and_gradients_equal_those_of_a_dense_mask(backbone, changes, monkeypatch):
+    torch.manual_seed(0)  # of adapters
     if changes:
         backbone = Backbone(backbone.settings.model_copy(update=changes))
     for name, parameter in backbone.model.named_parameters():
@@ -160,14 +161,8 @@ def test_logprobs_and_gradients_equal_those_of_a_dense_mask(backbone, changes, m
     assert grads.keys() == dense_grads.keys()
     differences = {name: float((grad - dense_grads[name]).norm()) for name, grad in grads.items()}
     norm = float(torch.cat([grad.flatten() for grad in dense_grads.values()]).norm())
-    print(
-        {
-            k: v / float(dense_grads[k].norm() + 1e-30)
-            for k, v in sorted(differences.items(), key=lambda p: -p[1] / float(dense_grads[p[0]].norm() + 1e-30))[:3]
-        },
-        norm,
-    )
-    assert sum(value**2 for value in differences.values()) ** 0.5 <= 1e-6 * norm
+    # 3e-7 to 8e-7 over six seeds on one machine; another CPU rounds differently.
+    assert sum(value**2 for value in differences.values()) ** 0.5 <= 2e-6 * norm
 
 
 def test_without_trees_each_sample_is_a_row(backbone):
