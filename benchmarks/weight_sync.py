@@ -10,7 +10,7 @@ row times their number.
 import asyncio
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,11 @@ class Source:
     dtype, has_adapters = "float32", False
 
     def __init__(self, megabytes: int) -> None:
-        self._megabytes = megabytes
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """Return no tensors: there is room for them."""
-        return {}
+        self.num_bytes = megabytes * 2**20
 
     def save(self, folder: Path) -> None:
         """Write a file of the weights' size."""
-        save_file({"weights": torch.zeros(self._megabytes * 2**20, dtype=torch.uint8)}, folder / "model.safetensors")
+        save_file({"weights": torch.zeros(self.num_bytes, dtype=torch.uint8)}, folder / "model.safetensors")
 
     def compute_token_logprobs(self, ledger: Ledger, tokens: Sequence[int], load_pixels: Any) -> list[float]:
         """Return what the servers report."""
