@@ -345,31 +345,35 @@ def change_during(log, change):
     thread.join()
 
 
-@pytest.mark.slow
-def test_a_removed_node_and_then_a_restarted_head_cost_no_finished_group(
-    cluster, tiny_folder, tasks, tmp_path, local_groups
-):
-    """One run for both; the soak tests below have one for each."""
+def check_changes_after_groups(changes, recipe, cluster, folder, tasks, local_groups):
+    """Collect groups, with a change after each of the first ones; no finished group is lost, and a driver is."""
     finished = []
 
     def record_and_change(index, group):
         finished.append(index)
-        if len(finished) == 1:
-            cluster.remove_node()
-        elif len(finished) == 2:
-            cluster.restart()
+        if len(finished) <= len(changes):
+            changes[len(finished) - 1]()
 
     groups, metrics, _ = run_on_ray(
-        make_recipe(tiny_folder, tmp_path, latency=1.0),
-        tmp_path,
+        recipe,
+        folder,
         tasks,
         cluster.address,
         ray={"rollouts.ray.max_episodes": GROUP_SIZE, "rollouts.ray.lease_timeout": 12.0},
         on_group_done=record_and_change,
     )
-    assert describe(groups, tmp_path) == local_groups
+    assert describe(groups, folder) == local_groups
     assert sorted(finished) == list(range(NUM_TASKS))
     assert metrics["workers/lost_drivers"] >= 1
+
+
+@pytest.mark.slow
+def test_a_removed_node_and_then_a_restarted_head_cost_no_finished_group(
+    cluster, tiny_folder, tasks, tmp_path, local_groups
+):
+    """One run for both; the soak tests below have one for each."""
+    recipe, changes = make_recipe(tiny_folder, tmp_path, latency=1.0), [cluster.remove_node, cluster.restart]
+    check_changes_after_groups(changes, recipe, cluster, tmp_path, tasks, local_groups)
     assert count_requests(tmp_path, "answer")[0] <= (NUM_TASKS + 2) * GROUP_SIZE  # no finished group ran again
 
 
@@ -394,22 +398,6 @@ def test_a_removed_node_costs_no_finished_group(tiny_folder, tasks, tmp_path, lo
 @pytest.mark.soak
 def test_a_restarted_head_costs_no_finished_group(tiny_folder, tasks, tmp_path, local_groups):
     pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")
-    finished = []
-
-    def record_and_restart(index, group):
-        finished.append(index)
-        if len(finished) == 1:
-            cluster.restart()
-
     with RayCluster() as cluster:
-        groups, metrics, _ = run_on_ray(
-            make_recipe(tiny_folder, tmp_path, latency=2.0),
-            tmp_path,
-            tasks,
-            cluster.address,
-            ray={"rollouts.ray.max_episodes": GROUP_SIZE, "rollouts.ray.lease_timeout": 12.0},
-            on_group_done=record_and_restart,
-        )
-    assert describe(groups, tmp_path) == local_groups
-    assert sorted(finished) == list(range(NUM_TASKS))
-    assert metrics["workers/lost_drivers"] >= 1
+        recipe = make_recipe(tiny_folder, tmp_path, latency=2.0)
+        check_changes_after_groups([cluster.restart], recipe, cluster, tmp_path, tasks, local_groups)

@@ -21,12 +21,12 @@ import ast
 import json
 import math
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from saccade.types import TAG_KINDS, Block, BlockKind, Call, CallFormat, Reply
+from saccade.utils.python_source import parse_python
 
 # Possessive: `[ \t]*` twice would divide a long run of blanks in every way before it fails.
 _FENCE_PATTERN = re.compile(r"```[ \t]*+(?:python3?|py)?+[ \t]*+\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
@@ -178,10 +178,7 @@ def _parse_python_call(body: str) -> tuple[str, dict[str, Any]]:
     source = _check_unicode(body.strip())
     if len(source) > _MAX_CODE_CHARS:
         raise ValueError(f"it is longer than {_MAX_CODE_CHARS} characters")
-    # The parser warns about odd escapes and operators; the user can't act on warnings about a model's output.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        call = _require_single_call(ast.parse(source, mode="eval").body)
+    call = _require_single_call(parse_python(source, mode="eval").body)
     if isinstance(call.func, ast.Name) and call.func.id == "print" and len(call.args) == 1 and not call.keywords:
         call = _require_single_call(call.args[0])
     if not isinstance(call.func, ast.Name):

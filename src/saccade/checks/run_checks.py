@@ -319,9 +319,9 @@ def _check_memory(planned_run: PlannedRun) -> str:
         import torch
 
         memory = torch.cuda.get_device_properties(device).total_memory
-    texts = []
+    texts, checkpoint_bytes = [], _estimate_checkpoints(planned_run)
     for stage, state in _estimate_states(planned_run).items():
-        size, copy = sum(state.values()), _count_checkpoint_bytes(planned_run, stage)
+        size, copy = sum(state.values()), checkpoint_bytes[stage]
         needed = f"{format_bytes(size)} plus activations" + (" in each process" if num_processes > 1 else "")
         if size > memory:
             more = "on more GPUs (--nproc), " if device != "cpu" else ""
@@ -345,21 +345,22 @@ def _check_memory(planned_run: PlannedRun) -> str:
     return "; ".join(texts)
 
 
-def _count_checkpoint_bytes(planned_run: PlannedRun, stage: str) -> int:
-    """Return the bytes that the processes of a node write together: several store all weights in float32."""
-    alone = _estimate_states(replace(planned_run, num_processes=1, num_nodes=1))[stage]
-    weights = alone["weights"] + alone["master_weights"]
+def _estimate_checkpoints(planned_run: PlannedRun) -> dict[str, int]:
+    """Estimate the bytes that the processes of a node write together, by stage: several store weights in float32."""
+    factor = 1
     if planned_run.num_processes * planned_run.num_nodes > 1:
-        weights = alone["weights"] // DTYPE_BYTES[planned_run.recipe.model.dtype] * DTYPE_BYTES["float32"]
-    return weights + alone["optimizer_state"]
+        factor = DTYPE_BYTES["float32"] // DTYPE_BYTES[planned_run.recipe.model.dtype]
+    return {
+        stage: factor * state["weights"] + (state["master_weights"] if factor == 1 else 0) + state["optimizer_state"]
+        for stage, state in _estimate_states(replace(planned_run, num_processes=1, num_nodes=1)).items()
+    }
 
 
 def _check_disk(planned_run: PlannedRun) -> str:
     """Check that the folder is writable and has room for the checkpoints that are still to be written."""
     recipe, total, peak = planned_run.recipe, 0, 0
-    for stage in _estimate_states(planned_run):
+    for stage, size in _estimate_checkpoints(planned_run).items():
         settings = recipe.sft if stage == "sft" else recipe.rl
-        size = _count_checkpoint_bytes(planned_run, stage)
         interval, num_kept = recipe.validation.every, count_kept_checkpoints(settings)
         validated = range(interval, settings.steps + 1, interval) if interval else range(0)
         num_written = sum(should_save(i, settings, is_validated=i in validated) for i in range(1, settings.steps + 1))

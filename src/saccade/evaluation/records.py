@@ -145,10 +145,8 @@ def format_fingerprint(parts: Mapping[str, Any]) -> str:
 
 def find_fingerprint_differences(first: str, second: str) -> list[str]:
     """Return the names of the parts in which two fingerprints differ."""
-    first_parts, second_parts = ({*text.split(", ")} for text in (first, second))
-    parts = [*first.split(", "), *second.split(", ")]
-    names = (part.partition("=")[0] for part in parts if not (part in first_parts and part in second_parts))
-    return list(dict.fromkeys(names))
+    parts = [*first.split(", "), *second.split(", ")]  # those of both stand here twice
+    return list(dict.fromkeys(part.partition("=")[0] for part in parts if parts.count(part) == 1))
 
 
 def read_scored_episodes(path: Path) -> list[ScoredEpisode]:

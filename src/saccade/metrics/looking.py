@@ -10,7 +10,6 @@ Any dataset may have these extras; a task without `evidence` has no metrics of l
 
 import ast
 import itertools
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -18,6 +17,7 @@ from typing import Any
 
 from saccade.types import Call, Episode, ScoredEpisode, Task, ToolResult
 from saccade.utils.numbers import to_finite, to_span
+from saccade.utils.python_source import parse_python
 
 NO_DECISION = "no_decision"  # the policy that is the ceiling of those that don't decide where to look
 POLICY_LABELS = {
@@ -202,9 +202,7 @@ def find_boxes_in_code(code: str, task: Task) -> Iterator[Region]:
     """
     size = [to_finite(task.extras.get(side)) for side in ("width", "height")]
     try:
-        with warnings.catch_warnings():  # about a model's code: the user can't act on them
-            warnings.simplefilter("ignore")
-            tree = ast.parse(code[:MAX_CODE_CHARS])
+        tree = parse_python(code[:MAX_CODE_CHARS])
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(tree):

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -10,6 +9,7 @@ from saccade.config.schema import NonNegativeInt
 from saccade.rewards.text_normalization import strip_invisible
 from saccade.types import Call, Episode, Score
 from saccade.utils.numbers import to_finite
+from saccade.utils.python_source import parse_python
 
 
 def tool_use(
@@ -84,8 +84,7 @@ def _normalize_argument(value: Any, name: str = "") -> Any:
         return to_finite(value) if is_number else value  # None: an integer beyond all floats
     if name == "code":
         try:
-            with warnings.catch_warnings(action="ignore"):  # of invalid escapes in the model's code
-                return ast.unparse(ast.parse(value))  # without comments and blanks
+            return ast.unparse(parse_python(value))  # without comments and blanks
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return value.strip()
     try:

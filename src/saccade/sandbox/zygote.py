@@ -235,9 +235,7 @@ class FolderRemover:
         os.rename(folder, moved)
         self._num_moved += 1
         self._waiting.append(moved)
-        if (
-            self._pid and len(self._waiting) > MAX_WAITING_FOLDERS
-        ):  # folders are added faster than the child removes them
+        if self._pid and len(self._waiting) > MAX_WAITING_FOLDERS:  # added faster than the child removes them
             self.handle_exit()
         if not self._pid:
             self._start()

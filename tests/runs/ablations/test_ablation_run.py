@@ -149,7 +149,7 @@ def test_a_job_runs_in_one_process_and_ends_with_its_parent(path, folder):
     kept = mark.read_text()
     mark.unlink()
     try:
-        with lock_file(folder / "jobs" / f"{name}.lock", wait=False):
+        with lock_file(folder / "jobs" / f"{name}.lock"):
             waiting_worker = worker(folder, name, os.getpid())
             wait_for(lambda: is_waiting_for_a_lock(waiting_worker.pid), waiting_worker)
             assert not mark.exists()

@@ -132,16 +132,16 @@ def _resolve_scale(predicted: Sides, episode: Episode, coordinates: str) -> tupl
 
     Raises DataError if the recipe says that answers are in pixels, and the image's size is unknown.
     """
-    is_stated = coordinates != "auto"
+    unit = coordinates
     if coordinates == "auto":
-        coordinates = "unit" if all(abs(value) <= 1 for value in predicted) else "pixel"
-    if coordinates in _COORDINATE_RANGES:
-        return _COORDINATE_RANGES[coordinates], _COORDINATE_RANGES[coordinates]
+        unit = "unit" if all(abs(value) <= 1 for value in predicted) else "pixel"
+    if unit in _COORDINATE_RANGES:
+        return _COORDINATE_RANGES[unit], _COORDINATE_RANGES[unit]
     task = episode.task
     shown_sizes = [(float(image.width), float(image.height)) for image in episode.ledger.images()[:1]]
-    size = _get_image_size(task) if coordinates == "pixel" else None
+    size = _get_image_size(task) if unit == "pixel" else None
     if size is None and not shown_sizes:
-        if not is_stated:
+        if coordinates == "auto":
             return None
         raise DataError(
             f"task {task.id}: the answer is in pixels and the image size is unknown; add width and height to extras",

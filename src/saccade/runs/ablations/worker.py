@@ -63,7 +63,7 @@ def run_job(folder: Path, name: str, parent_pid: int) -> None:
     job = next((job for job in ablation.build_jobs() if job.name == name), None)
     if job is None:
         raise RunError(f"the ablation in {folder} has no job {name!r}", key=str(folder), value=name)
-    with lock_file(jobs_folder / f"{name}.lock", wait=True):
+    with lock_file(jobs_folder / f"{name}.lock"):
         if (jobs_folder / f"{name}.done.json").exists():
             return
         progress = JobProgress(jobs_folder / f"{name}.progress.json", parent_pid)
@@ -78,16 +78,12 @@ def run_job(folder: Path, name: str, parent_pid: int) -> None:
         write_text(jobs_folder / f"{name}.done.json", json.dumps(done) + "\n")
 
 
-def lock_file(path: Path, *, wait: bool) -> IO[str]:
-    """Return an open file that is locked until it is closed or the process ends; without `wait`, BlockingIOError."""
+def lock_file(path: Path) -> IO[str]:
+    """Wait for a file's lock; return the open file, which is locked until it is closed or the process ends."""
     with convert_file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = open_file(path, "w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        file.close()
-        raise
+        file: IO[str] = open_file(path, "w")
+    fcntl.flock(file, fcntl.LOCK_EX)
     return file
 
 
