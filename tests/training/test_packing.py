@@ -140,13 +140,12 @@ def test_loss_and_gradients_equal_one_row_per_sample(backbone, pack_length, micr
 
 @pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True}, {"lora_rank": 2}], ids=str)
 def test_logprobs_and_gradients_equal_those_of_a_dense_mask(backbone, changes, monkeypatch):
-    torch.manual_seed(0)  # of adapters
-    if changes:
-        backbone = Backbone(backbone.settings.model_copy(update=changes))
+    """In float64, so that rounding, which differs from CPU to CPU, hides no difference."""
+    backbone = Backbone(backbone.settings.model_copy(update=changes))
     for name, parameter in backbone.model.named_parameters():
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.1)
-    backbone.model.train()
+    backbone.model.double().train()
     batch = pack_into_one_row(backbone, make_samples(backbone))
     loss, grads, logp = compute_gradients(backbone, [batch])
     mask = build_mask(batch.tree_BT, batch.branch_BT)
@@ -154,15 +153,13 @@ def test_logprobs_and_gradients_equal_those_of_a_dense_mask(backbone, changes, m
         backbone_module, "attend_packed", lambda q, k, v, trees, scale: attend_densely(q, k, v, mask, scale)
     )
     dense_loss, dense_grads, dense_logp = compute_gradients(backbone, [batch])
-    backbone.model.eval()
     assert logp.keys() == dense_logp.keys()
     assert max(abs(logp[key] - dense_logp[key]) for key in logp) <= 1e-6 * max(map(abs, logp.values()))
     assert loss == pytest.approx(dense_loss, rel=1e-6, abs=1e-6)
     assert grads.keys() == dense_grads.keys()
     differences = {name: float((grad - dense_grads[name]).norm()) for name, grad in grads.items()}
     norm = float(torch.cat([grad.flatten() for grad in dense_grads.values()]).norm())
-    # 3e-7 to 8e-7 over six seeds on one machine; another CPU rounds differently.
-    assert sum(value**2 for value in differences.values()) ** 0.5 <= 2e-6 * norm
+    assert sum(value**2 for value in differences.values()) ** 0.5 <= 1e-12 * norm
 
 
 def test_without_trees_each_sample_is_a_row(backbone):
