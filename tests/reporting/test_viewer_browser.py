@@ -464,7 +464,7 @@ def test_a_page_that_was_left_delays_no_other(driver, tmp_path):
                 browser.wait_for("tbody tr")
             browser.open("runs?run=a")
             may_end.set()
-            browser.wait_until(lambda: "Accuracy" in read_main(browser))
+            browser.wait_until(lambda: "Versions and times" in read_main(browser))
             assert "Computing" not in read_main(browser)
             assert browser.list_errors() == []
     finally:
