@@ -128,7 +128,8 @@ def _join_processes(recipe: Recipe, num_processes: int | None, folder: Path) -> 
     from saccade.training.distributed.launch import is_launched, join_training_processes, launch_processes
 
     if num_processes is not None and not is_launched():
-        launch_processes(num_processes, recipe.model, folder)
+        on_restart = functools.partial(print_text, err, style="red")
+        launch_processes(num_processes, recipe.model, folder, on_restart=on_restart)
         yield False
         return
     with join_training_processes(recipe.model) as is_main:

@@ -6,106 +6,27 @@
       MicroSteps    ──one micro-batch per rank and micro-step─> MicroSteps
 
 Calls have one lock, so two of them can't interleave. A rank that fails, or has lost another one, ends: its connections
-close, which ends the collective operations of the others. `FailureReport` decides which rank prints the reason. A rank
-that hangs ends the operation after the timeout.
+close, which ends the collective operations of the others. `failure_report` decides which process prints the reason. A
+rank that hangs ends the operation after the timeout.
 """
 
 import contextlib
-import json
 import re
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 from torch import distributed
-from torch.distributed.distributed_c10d import Store
 
 from saccade.errors import RunError, SaccadeError, convert_errors
 from saccade.training.background import RankLostError
+from saccade.training.distributed.failure_report import LOST_RANK_KEY, FailureReport
 
 _COMMAND_TIMEOUT = timedelta(days=7)  # of the ranks that wait for a command while rank 0 collects rollouts
-_FAILURE_KEY, _REPORTER_KEY = "saccade/failure", "saccade/reporter"
 _FAILURE_SECONDS = 5.0  # in which a failing rank's reason arrives
-_CLAIM_SECONDS = 10.0  # in which rank 0 claims the report of a reason, unless it is lost
 _STOP = "stop"
 Command = tuple[str, tuple[Any, ...], int]  # the method's name, its arguments, the number of micro-steps
-
-
-class FailureReport:
-    """Decides which rank prints why the job failed: the first that claims the report in the job's store.
-
-        rank r: post the reason ──> store (of torchrun on the first node: it outlives rank 0)
-                                      ├──> rank 0, in a thread: claim the report; print it when its operation fails
-        rank r: exit silently <───────┘
-            or, without a claim within _CLAIM_SECONDS: rank 0 is lost; claim the report and print it
-
-    Without the store, which is lost with the first node, the first rank of each other node prints it.
-    """
-
-    def __init__(self, store: Store, rank: int, *, is_first_of_node: bool) -> None:
-        self._store, self.rank, self._is_first_of_node = store, rank, is_first_of_node
-        self._is_claimed = threading.Event()
-
-    def watch(self) -> None:
-        """Follow the store in a thread: on rank 0 claim what another rank posts, on the others learn of a claim."""
-        store = self._store.clone()  # type: ignore[attr-defined] # a connection of the thread's own
-        threading.Thread(target=self._watch, args=(store,), name="saccade-failures", daemon=True).start()
-
-    def _watch(self, store: Store) -> None:
-        with contextlib.suppress(RuntimeError):  # torchrun has ended
-            store.wait([_REPORTER_KEY if self.rank else _FAILURE_KEY], _COMMAND_TIMEOUT)
-            if self.rank == 0:
-                self.claim()
-            self._is_claimed.set()
-
-    def claim(self) -> bool:
-        """Return whether this rank prints why the job failed. A repeated call returns the same."""
-        try:
-            return self._store.compare_set(_REPORTER_KEY, "", str(self.rank)) == str(self.rank).encode()
-        except RuntimeError:
-            return self._is_first_of_node and not self._is_claimed.is_set()
-
-    @contextlib.contextmanager
-    def raise_on_one_rank(self) -> Iterator[None]:
-        """Raise the block's SaccadeError if this rank claims the report, and SystemExit if another one has."""
-        try:
-            yield
-        except SaccadeError:
-            if self.claim():
-                raise
-            raise SystemExit(1) from None
-
-    def wait_for_claim(self) -> bool:
-        """Return whether a rank claims the report within _CLAIM_SECONDS."""
-        return self._is_claimed.wait(_CLAIM_SECONDS)
-
-    def post(self, reason: str, key: str | None, value: int | None) -> bool:
-        """Write why this rank failed, unless another one failed before; return whether this was the first."""
-        text = json.dumps([reason, key, value])
-        try:
-            return self._store.compare_set(_FAILURE_KEY, "", text) == text.encode()
-        except RuntimeError:
-            return True
-
-    def find_failure(self, seconds: float = 0.0) -> RankLostError | None:
-        """Return the failure of another rank, if its reason arrives within so many seconds."""
-        deadline = time.monotonic() + seconds
-        with contextlib.suppress(RuntimeError):
-            while True:
-                if self._store.check([_FAILURE_KEY]):
-                    reason, key, value = json.loads(self._store.get(_FAILURE_KEY))
-                    return RankLostError(f"{reason}; resume the training with --resume", key=key, value=value)
-                if time.monotonic() >= deadline:
-                    break
-                time.sleep(0.05)
-        return None
-
-
-def is_reported(store: Store) -> bool:
-    """Return whether a rank prints why the job failed."""
-    return store.check([_REPORTER_KEY])
 
 
 class CommandAbortedError(SaccadeError):
@@ -153,6 +74,7 @@ class Controller:
         self._lock = threading.Lock()
         self._is_broken, self._lost_reason = False, "a rank of this training was lost; resume it with --resume"
         self.has_lost_rank = False  # a call raises RankLostError soon, or has raised it
+        self.is_ending = False  # the job was stopped by a signal
 
     def prepare(self, method: str, *args: Any) -> None:
         """Run a worker's method on rank 0 alone, before a call; an error in it leaves the other ranks ready."""
@@ -194,13 +116,22 @@ class Controller:
                     self._is_broken = False
 
     def stop(self) -> None:
-        """End the other ranks; those that can't be reached leave the report to this one."""
-        with self._lock, contextlib.suppress(RuntimeError):
+        """End the other ranks; those that can't be reached leave the report to this one.
+
+        After a second Ctrl-C a thread may still be inside of a call: the other ranks end when this process does.
+        """
+        if not self._lock.acquire(blocking=False):
+            self._report.claim()
+            return
+        try:
             if self._is_broken:
                 self._report.claim()
             else:
                 self._is_broken = True
-                self._send((_STOP, (), 0))
+                with contextlib.suppress(RuntimeError):
+                    self._send((_STOP, (), 0))
+        finally:
+            self._lock.release()
 
     def _send(self, command: Command) -> None:
         distributed.broadcast_object_list([command], src=0, group=self._group)
@@ -216,7 +147,8 @@ class Controller:
         """
         self.has_lost_rank = True
         explained = self._report.find_failure(_FAILURE_SECONDS) or RankLostError(
-            f"rank 0 or its connection to another rank failed: {_shorten(error)}; resume the training with --resume"
+            f"rank 0 or its connection to another rank failed: {_shorten(error)}; resume the training with --resume",
+            key=LOST_RANK_KEY,
         )
         self._lost_reason = str(explained)
         self._report.claim()
@@ -226,14 +158,14 @@ class Controller:
 def serve_commands(worker: Any, group: Any, report: FailureReport) -> None:
     """Run the methods that rank 0 sends until it stops.
 
-    Raises RunError if this rank prints why the job failed, and SystemExit if another one does.
+    Raises RunError if this rank reports why the job failed, and SystemExit if another one does.
     """
     while True:
         received: list[Any] = [None]
         try:
             distributed.broadcast_object_list(received, src=0, group=group)
         except RuntimeError as error:  # the sender isn't always rank 0
-            raise _report_failure(report, _describe_loss(report.rank, error)) from error
+            raise _report_failure(report, _describe_loss(report.rank, error), LOST_RANK_KEY) from error
         method, args, num_micro_steps = received[0]
         if method == _STOP:
             return
@@ -243,16 +175,16 @@ def serve_commands(worker: Any, group: Any, report: FailureReport) -> None:
         except CommandAbortedError:
             continue
         except SaccadeError as error:
-            cause = error.__cause__
-            message = _describe_loss(report.rank, cause) if _is_connection_error(cause) else str(error)
+            if _is_connection_error(error.__cause__):
+                raise _report_failure(report, _describe_loss(report.rank, error.__cause__), LOST_RANK_KEY) from error
             value = error.value if isinstance(error.value, int) else None
-            raise _report_failure(report, message, error.key, value) from error
+            raise _report_failure(report, str(error), error.key, value) from error
 
 
-def _report_failure(report: FailureReport, message: str, key: str = "", value: int | None = None) -> RunError:
-    """Return the error of a rank that prints why the job failed; raises SystemExit on the others."""
+def _report_failure(report: FailureReport, message: str, key: str, value: int | None = None) -> RunError:
+    """Return the error of a rank that reports why the job failed; raises SystemExit on the others."""
     if report.post(message, key, value) and not report.wait_for_claim() and report.claim():
-        return RunError(f"{message}; rank 0 doesn't respond; resume the training with --resume")
+        return RunError(f"{message}; rank 0 doesn't respond; resume the training with --resume", key=key)
     raise SystemExit(1)
 
 

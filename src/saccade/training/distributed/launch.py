@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from saccade.config.schema import ModelConfig
 from saccade.errors import ConfigError, RunError, convert_errors
-from saccade.training.distributed.controller import (
-    Controller,
+from saccade.training.distributed.controller import Controller, create_control_group, serve_commands
+from saccade.training.distributed.failure_report import (
+    LOST_RANK_KEY,
     FailureReport,
-    create_control_group,
-    is_reported,
-    serve_commands,
+    announce_launcher,
+    explain_exits,
+    read_sentence,
 )
 from saccade.training.distributed.worker import TrainingWorker
 from saccade.training.train_step import read_token_limit
@@ -81,25 +82,25 @@ def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
         control_group = create_control_group(timeout)
         worker = TrainingWorker(_create_mesh(device_type), timeout)
         report.watch()
-    try:
+    with report.raise_on_one_rank():
         if rank:
             for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 stops the others, after a checkpoint
                 signal.signal(number, signal.SIG_IGN)
             serve_commands(worker, control_group, report)
             yield False
-            return
-        previous = signal.signal(signal.SIGTERM, handle_sigterm)
-        _controller = Controller(worker, control_group, report)
-        try:
-            with report.raise_on_one_rank():
-                yield True
-        finally:
-            _controller.stop()
-            _controller = None
-            signal.signal(signal.SIGTERM, previous)
-    finally:
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
+        else:
+            _controller = Controller(worker, control_group, report)
+            previous = signal.signal(signal.SIGTERM, handle_sigterm)
+            try:
+                with report.raise_on_one_rank():  # before the other ranks are stopped, which may take long
+                    yield True
+            finally:
+                _controller.stop()
+                signal.signal(signal.SIGTERM, previous)
+                _controller = None
+    # Not after a failure: it would wait for operations with ranks that wait for this one's end.
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _create_mesh(device_type: str) -> DeviceMesh:
@@ -122,24 +123,33 @@ def _create_mesh(device_type: str) -> DeviceMesh:
 
 
 def handle_sigterm(signal_number: int, frame: FrameType | None) -> None:
-    """Raise the error of `explain_sigterm`, unless rank 0 has lost another rank: then the run ends with the reason."""
-    if _controller is None or not _controller.has_lost_rank:
-        raise explain_sigterm()
+    """Raise the error of `explain_sigterm`, unless the run is already ending: with it, or because a rank is lost.
+
+    torchrun repeats the signal of a scheduler, and a second error would interrupt the end with the first.
+    """
+    if _controller is None or _controller.is_ending or _controller.has_lost_rank:
+        return
+    _controller.is_ending = True
+    raise explain_sigterm()
 
 
 def explain_sigterm() -> RunError:
     """Return why torchrun ends this process: the failure of another rank if it is known, or a stop of the job."""
     return (_controller and _controller.find_failure()) or RunError(
-        "another rank of this training was lost, or the job was stopped (SIGTERM); resume it with --resume"
+        "another rank of this training was lost, or the job was stopped (SIGTERM); resume it with --resume",
+        key=LOST_RANK_KEY,
     )
 
 
-def launch_processes(num_processes: int, settings: ModelConfig, folder: Path) -> None:
+def launch_processes(
+    num_processes: int, settings: ModelConfig, folder: Path, *, on_restart: Callable[[str], None]
+) -> None:
     """Run this command in `num_processes` processes of this machine.
 
-    If a micro-batch doesn't fit in the memory of one, the run in `folder` is resumed and splits those as large. Raises
-    SystemExit if a process fails, and RunError if a signal ended one before any rank had reported the failure. Raises
-    ConfigError for more processes than GPUs, or than MAX_PROCESSES_PER_CORE on each core.
+    If a micro-batch doesn't fit in the memory of one, the run in `folder` is resumed and splits those as large;
+    `on_restart` receives the reason. Raises a SaccadeError if a process fails, with the sentence of the ranks, and
+    SystemExit if a rank has printed it. Raises ConfigError for more processes than GPUs, or than
+    MAX_PROCESSES_PER_CORE on each core.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -156,37 +166,42 @@ def launch_processes(num_processes: int, settings: ModelConfig, folder: Path) ->
             key="--nproc",
             value=num_processes,
         )
-    # A rank prints the reason of a failure; torch's log of the same would follow it.
+    # torch's log of a failure would surround the sentence.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     arguments = sys.argv[1:]
-    try:
-        while True:
-            limit = read_token_limit(folder)
-            store_type = distributed.TCPStore  # type: ignore[attr-defined]
-            store = store_type("127.0.0.1", 0, is_master=True, multi_tenant=True)
-            config = LaunchConfig(
-                run_id=uuid.uuid4().hex,
-                min_nodes=1,
-                max_nodes=1,
-                nproc_per_node=num_processes,
-                rdzv_backend="static",
-                rdzv_endpoint=f"127.0.0.1:{store.port}",  # the processes use this process's store
-                rdzv_configs={"rank": 0},
-                max_restarts=0,
-            )
-            try:
-                elastic_launch(config, sys.executable)("-m", "saccade", *arguments)
-                return
-            except ChildFailedError as error:
-                rank, failure = error.get_first_failure()
-                if failure.exitcode < 0 and not is_reported(store):  # such as while modules are imported
-                    name = signal.strsignal(-failure.exitcode)
-                    raise RunError(
-                        f"rank {rank} was ended by signal {-failure.exitcode} ({name}); run the command again, with "
-                        f"--resume if {folder} is a run already"
-                    ) from None
-                if read_token_limit(folder) >= limit:
-                    raise SystemExit(max(failure.exitcode for failure in error.failures.values())) from None
-            arguments += [] if "--resume" in arguments else ["--resume"]
-    except SignalException as error:  # the processes have ended: rank 0 has written a checkpoint
-        raise SystemExit(128 + error.sigval) from None
+    while True:
+        limit = read_token_limit(folder)
+        store_type = distributed.TCPStore  # type: ignore[attr-defined]
+        store = store_type("127.0.0.1", 0, is_master=True, multi_tenant=True)
+        announce_launcher(store)
+        config = LaunchConfig(
+            run_id=uuid.uuid4().hex,
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=num_processes,
+            rdzv_backend="static",
+            rdzv_endpoint=f"127.0.0.1:{store.port}",  # the processes use this process's store
+            rdzv_configs={"rank": 0},
+            max_restarts=0,
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "saccade", *arguments)
+            return
+        except SignalException as error:  # the processes have ended: rank 0 has written a checkpoint
+            sentence = read_sentence(store)
+            if sentence is None:
+                raise SystemExit(128 + error.sigval) from None
+            sentence.exit_code = 128 + error.sigval
+            raise sentence from None
+        except ChildFailedError as error:
+            failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
+            exit_codes = {rank: failure.exitcode for rank, failure in failures}
+            advice = f"run the command again, with --resume if {folder} is a run already"
+            reason = explain_exits(store, exit_codes, advice)
+        if read_token_limit(folder) >= limit:
+            if reason is None:
+                raise SystemExit(max(1, *exit_codes.values()))
+            raise reason
+        if reason is not None:
+            on_restart(str(reason))
+        arguments += [] if "--resume" in arguments else ["--resume"]
