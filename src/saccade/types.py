@@ -23,6 +23,11 @@ class MediaKind(StrEnum):
     IMAGE = "image"  # a still image
 
 
+# of files, where nothing else says their kind
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"})
+VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ts", ".webm"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Media:
     """A media file of a task, such as `Media(path="clips/0001.mp4")`."""

@@ -202,9 +202,13 @@ def test_without_decoder_replies_are_shown_as_text():
 def test_timeline_positions():
     found = build_timeline(example().episode)
     assert found["seconds"] == 64.0
-    assert found["ticks"] == [12.5, 37.5, 62.5, 87.5]
-    assert [(call["left"], call["width"], call["ok"]) for call in found["calls"]] == [(0.0, 12.5, True)]
-    assert [(event["left"], event["color"]) for event in found["events"]] == [(6.25, "red"), (31.25, "blue")]
+    assert found["frames"] == [8.0, 24.0, 40.0, 56.0]
+    assert [(window["start"], window["end"], window["ok"]) for window in found["windows"]] == [(0.0, 8.0, True)]
+    assert [(event["start"], event["color"]) for event in found["events"]] == [(4.0, "red"), (20.0, "blue")]
+    text = page(example())
+    assert re.findall(r'class="tick" style="left:([\d.]+)%"', text) == ["12.5", "37.5", "62.5", "87.5"]
+    assert '<i class="call" style="left:0.0%;width:12.5%">' in text
+    assert re.findall(r'class="event" style="left:([\d.]+)%', text) == ["6.25", "31.25"]
 
 
 @pytest.mark.parametrize(
@@ -233,8 +237,10 @@ def test_invalid_extras_are_ignored(extras):
     episode = Episode(
         task=task, environment="a", ledger=Ledger(), turns=(), status=EpisodeStatus.ABORTED, error="the engine stopped"
     )
-    assert build_timeline(episode)["ground_truth"] == {"left": 60.0, "width": 40.0}
-    assert "the engine stopped" in page(ScoredEpisode(episode=episode, score=Score(value=0.0, parts={})))
+    assert build_timeline(episode)["ground_truth"] == (3.0, 5.0)
+    text = page(ScoredEpisode(episode=episode, score=Score(value=0.0, parts={})))
+    assert "left:60.0%;width:40.0%" in text
+    assert "the engine stopped" in text
 
 
 def test_event_name_cannot_inject_css():

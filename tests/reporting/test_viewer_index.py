@@ -9,10 +9,10 @@ from viewer_cases import build_record, build_rollouts, make_run, write_rollouts
 
 from saccade.data.dataset import load_tasks
 from saccade.evaluation.judge_results import JudgeVerdict
+from saccade.reporting.episode_view import build_timeline
 from saccade.reporting.viewer.episodes import (
     Describer,
     StoredEpisode,
-    build_timeline,
     describe_tokens,
     list_images,
     read_episode,

@@ -25,7 +25,7 @@ from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError, V
 
 from saccade.data import parquet
 from saccade.errors import DataError
-from saccade.types import Media, MediaKind
+from saccade.types import IMAGE_SUFFIXES, Media, MediaKind
 from saccade.utils.files import open_file, write_atomically
 from saccade.utils.jsonl import require_file
 
@@ -33,7 +33,6 @@ CHUNK_CHARS = 2**20  # read from a JSON list at a time
 MAX_ITEM_CHARS = 2**26  # of one item of a JSON list
 MAX_FIELD_BYTES = 2**31 - 1  # of a table cell: images in base64 take tens of megabytes
 OPTION_LETTERS = "ABCDEFGHIJ"
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"})
 
 _MAGIC_BYTES = {b"\x89PNG": ".png", b"\xff\xd8\xff": ".jpg", b"GIF8": ".gif", b"RIFF": ".webp", b"BM": ".bmp"}
 _MEDIA_KEYS = ("bytes", "video", "image", "video_url", "image_url", "path", "url")

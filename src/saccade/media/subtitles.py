@@ -23,6 +23,7 @@ from saccade.ledger import ImageRef
 from saccade.media.frame_sampling import TIMESTAMP_FORMAT, interleave_timestamps, prepend_timestamp
 from saccade.types import MediaKind, Task
 from saccade.utils.files import read_text
+from saccade.utils.numbers import parse_clock
 
 _TIME_PATTERN = r"((?:\d{1,3}:)?\d{1,3}:\d{1,2}(?:[.,]\d{1,3})?)"
 _TIME_RANGE_PATTERN = re.compile(rf"{_TIME_PATTERN}[ \t]*-->[ \t]*{_TIME_PATTERN}[^\n]*\n?", re.ASCII)
@@ -102,7 +103,7 @@ def _parse_srt(text: str, path: str) -> list[Cue]:
         lines = body.split("\n")
         if index + 1 < len(spans) and len(lines) > 1 and lines[-1] == "" and lines[-2].strip().isdecimal():
             lines = lines[:-2]
-        start, end = _parse_timestamp(span[1]), _parse_timestamp(span[2])
+        start, end = parse_clock(span[1]), parse_clock(span[2])
         cues.append(Cue(start=start, end=end, text=_strip_markup(" ".join(lines))))
     return cues
 
@@ -122,16 +123,8 @@ def _parse_json_cue(row: Mapping[str, Any]) -> Cue:
         # An end that isn't a number means the end of the video.
         has_end = isinstance(end, int | float) and math.isfinite(end)
         return Cue(start=float(start), end=float(end) if has_end else math.inf, text=_strip_markup(str(row["text"])))
-    start, end = (_parse_timestamp(str(row[name])) for name in ("start", "end"))
+    start, end = (parse_clock(str(row[name])) for name in ("start", "end"))
     return Cue(start=start, end=end, text=_strip_markup(str(row["line"])))
-
-
-def _parse_timestamp(text: str) -> float:
-    """Parse `hh:mm:ss,mmm` or `mm:ss.mmm` into seconds."""
-    total = 0.0
-    for field in text.replace(",", ".").split(":"):
-        total = total * 60 + float(field)
-    return total
 
 
 def _strip_markup(text: str) -> str:

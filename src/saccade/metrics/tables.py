@@ -7,6 +7,7 @@ from typing import Any
 
 from saccade.metrics.episode_metrics import Difference
 from saccade.metrics.statistics import Estimate
+from saccade.utils.numbers import to_finite
 from saccade.utils.text import escape_control_characters
 
 
@@ -62,3 +63,19 @@ def format_optional(value: float | None) -> str:
 def format_difference(difference: Difference) -> str:
     """Return a difference with its interval: +0.20 [+0.10, +0.30]."""
     return f"{difference.mean:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration in seconds; "–" for one that is infinite or exceeds a float, as in damaged metrics.
+
+    >>> format_duration(42.4), format_duration(200), format_duration(7500), format_duration(float("inf"))
+    ('42 s', '3 min 20 s', '2 h 5 min', '–')
+    >>> format_duration(10**400)
+    '–'
+    """
+    if to_finite(seconds) is None:
+        return "–"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from saccade.evaluation.compare import Evaluation, compare_evaluations
-from saccade.metrics.tables import Bar, Table, format_counts, format_estimate
+from saccade.metrics.tables import Bar, Table, format_counts, format_duration, format_estimate
 from saccade.reporting.episode_view import PixelLoader
 from saccade.reporting.examples import Examples, choose_examples_of_runs, describe_example
 from saccade.reporting.plots import assign_styles, plot_bars, plot_curves
@@ -19,7 +19,6 @@ from saccade.reporting.run_report import (
     build_training_tables,
     collect_metadata,
     compute_step_seconds,
-    format_duration,
     read_metrics,
     read_newest_rollouts,
     read_reward_weights,

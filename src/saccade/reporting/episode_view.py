@@ -15,7 +15,7 @@ from PIL import Image
 from saccade.errors import MediaError
 from saccade.ledger import ImageRef, Ledger, Origin, Segment
 from saccade.metrics.episode_metrics import get_overview_times
-from saccade.metrics.looking import parse_window
+from saccade.metrics.looking import parse_evidence, parse_window
 from saccade.types import (
     TAG_KINDS,
     AnswerType,
@@ -96,9 +96,8 @@ class EpisodeViewer:
         index = None if result is None else result.child_index
         child = children[index] if index is not None and index < len(children) else None
         images = () if result is None else result.images
-        arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
         return {
-            "text": f"{call.name}({arguments})" if call.ok else f"unreadable call: {call.error}",
+            "text": format_call(call),
             "is_python_style": call.call_format is CallFormat.PYTHON_STYLE,
             "ok": bool(result and result.ok),
             "seconds": None if result is None else result.seconds,
@@ -234,34 +233,71 @@ def _label_characters(reply: Reply, text: str) -> list[str]:
 
 
 def build_timeline(episode: Episode) -> dict[str, Any] | None:
-    """Return the video's timeline in percent: frames, calls, events, ground truth; None without times."""
-    extras, ticks = episode.task.extras, get_overview_times(episode)
-    calls = [pair for turn in episode.turns for pair in pair_calls_with_results(turn)]
-    windows = [(span, result) for call, result in calls if (span := parse_window(call.arguments)) is not None]
-    events = extras.get("events")
-    events = [event for event in events if to_span(event)] if isinstance(events, list | tuple) else []
+    """Return what a video's timeline shows, in seconds; None without times.
+
+    Frames of the prompt, windows of the calls with the times of their frames, labeled events, the spans that the task
+    needs to be seen, and a ground truth that is a window.
+    """
+    extras, frames = episode.task.extras, list(get_overview_times(episode))
+    listed = extras.get("events")
+    windows: list[dict[str, Any]] = []
+    for turn_number, turn in enumerate(episode.turns):
+        for call_number, (call, result) in enumerate(pair_calls_with_results(turn)):
+            span = parse_window(call.arguments)
+            if span is None:
+                continue
+            index = None if result is None else result.child_index
+            has_child = index is not None and index < len(episode.children)
+            images = list_prompt_images(episode.children[index or 0]) if has_child else result.images if result else ()
+            windows.append(
+                {
+                    "start": span[0],
+                    "end": span[1],
+                    "turn": turn_number,
+                    "call": call_number,
+                    "ok": bool(result and result.ok),
+                    "frames": [image.time for image in images if image.time is not None],
+                }
+            )
+    events: list[dict[str, Any]] = [
+        {"start": span[0], "end": span[1], **describe_event(event)}
+        for event in (listed if isinstance(listed, list | tuple) else ())
+        if (span := to_span(event))
+    ]
+    evidence: list[dict[str, Any]] = [
+        {"start": region[0], "end": region[1]} for region in parse_evidence(episode.task) if len(region) == 2
+    ]
     truth = to_span(episode.task.ground_truth) if episode.task.answer_type == AnswerType.GROUNDING else None
-    ends = [*ticks, *(span[1] for span, _ in windows), *(event[1] for event in events), *([truth[1]] if truth else [])]
+    ends = [*frames, *(item["end"] for item in (*windows, *events, *evidence)), *([truth[1]] if truth else [])]
     # Without a known duration the timeline ends with the last item on it.
     seconds = to_finite(extras.get("seconds"))
     duration = seconds if seconds and seconds > 0 else max(ends, default=0.0)
     if duration <= 0:
         return None
-
-    def to_percent(start: float, end: float) -> dict[str, float]:
-        left, right = (min(max(bound / duration, 0.0), 1.0) * 100 for bound in (start, end))
-        return {"left": round(left, 2), "width": round(max(right - left, 0.0), 2)}
-
     return {
         "seconds": duration,
-        "ticks": [to_percent(time, time)["left"] for time in ticks],
-        "calls": [
-            {**to_percent(*span), "ok": bool(result and result.ok), "label": f"{span[0]:g}–{span[1]:g} s"}
-            for span, result in windows
-        ],
-        "events": [{**to_percent(event[0], event[1]), **describe_event(event)} for event in events],
-        "ground_truth": None if truth is None else to_percent(*truth),
+        "frames": frames,
+        "windows": windows,
+        "events": events,
+        "evidence": evidence,
+        "ground_truth": truth,
     }
+
+
+def to_percent(time: float, duration: float) -> float:
+    """Return where a time stands on a timeline, in percent of its length.
+
+    >>> to_percent(16.0, 64.0), to_percent(70.0, 64.0)
+    (25.0, 100.0)
+    """
+    return round(min(max(time / duration, 0.0), 1.0) * 100, 2)
+
+
+def format_call(call: Call) -> str:
+    """Return a call as Python would write it, or why it can't be read."""
+    if not call.ok:
+        return f"unreadable call: {call.error}"
+    return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
 
 
 def pair_calls_with_results(turn: Turn) -> list[tuple[Call, ToolResult | None]]:

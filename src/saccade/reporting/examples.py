@@ -16,7 +16,13 @@ from saccade.evaluation.compare import Evaluation
 from saccade.ledger import ImageRef
 from saccade.metrics.episode_metrics import has_run_tools
 from saccade.metrics.looking import parse_window
-from saccade.reporting.episode_view import PixelLoader, format_answer, list_prompt_images, pair_calls_with_results
+from saccade.reporting.episode_view import (
+    PixelLoader,
+    format_answer,
+    format_call,
+    list_prompt_images,
+    pair_calls_with_results,
+)
 from saccade.reporting.plots import plot_frames
 from saccade.reporting.report import ExampleText
 from saccade.training.episode_log import RolloutRecord
@@ -208,11 +214,8 @@ def _list_steps(episode: Episode) -> Iterator[tuple[str, str]]:
 
 
 def _describe_call(call: Call) -> str:
-    if not call.ok:
-        return f"unreadable: {call.error}"
-    window = parse_window(call.arguments)
-    shown = f"window {window[0]:g} to {window[1]:g} s: " if window else ""
-    return f"{shown}{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
+    window = parse_window(call.arguments) if call.ok else None
+    return f"{f'window {window[0]:g} to {window[1]:g} s: ' if window else ''}{format_call(call)}"
 
 
 def _describe_result(result: ToolResult | None, children: Sequence[Episode]) -> str:

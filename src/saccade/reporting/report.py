@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from saccade.metrics.tables import Table, escape_markdown, format_markdown_table
-from saccade.reporting.episode_view import format_answer
+from saccade.reporting.episode_view import format_answer, to_percent
 from saccade.reporting.plots import theme_svg
 from saccade.utils.files import convert_file_errors, write_atomically, write_text
 from saccade.utils.text import escape_control_characters
@@ -172,6 +172,7 @@ def _get_environment() -> Environment:
         "svg": lambda plot: Markup(theme_svg(plot.draw(fmt="svg"), plot.title)),
         "estimate": _emphasize_mean,
         "answer": format_answer,
+        "percent_of": to_percent,
         "is_text": lambda cell: _ESTIMATE.match(cell) is None and _NUMBER.fullmatch(cell) is None,
     }
     return environment

@@ -17,7 +17,15 @@ from saccade.evaluation.compare import Comparison, Evaluation, compare_evaluatio
 from saccade.metrics.looking import NO_DECISION, POLICY_LABELS, BaselinePolicy
 from saccade.metrics.metric_log import read_metric_rows
 from saccade.metrics.statistics import Estimate
-from saccade.metrics.tables import Bar, Table, format_counts, format_difference, format_estimate, format_optional
+from saccade.metrics.tables import (
+    Bar,
+    Table,
+    format_counts,
+    format_difference,
+    format_duration,
+    format_estimate,
+    format_optional,
+)
 from saccade.plugins import get_object_name
 from saccade.reporting.episode_view import DecodeFn, EpisodeViewer, PixelLoader
 from saccade.reporting.evaluation_report import SLICE_TITLES, build_tables, format_policy
@@ -37,7 +45,6 @@ from saccade.training.episode_log import RolloutRecord, list_recorded_steps, rea
 from saccade.types import Episode, Score, ScoredEpisode
 from saccade.utils.files import read_text, write_text
 from saccade.utils.jsonl import read_json, write_json
-from saccade.utils.numbers import to_finite
 
 FILTERS = ("right", "wrong", "failed", "with a call", "without a call")  # of the page's episodes; then those of runs
 NO_EXAMPLES = Examples()
@@ -270,22 +277,6 @@ def compute_step_seconds(row: Mapping[str, Any]) -> float:
     total = row.get("seconds")
     parts = [total] if total is not None else [value for key, value in row.items() if key.startswith("seconds/")]
     return sum(value for value in parts if isinstance(value, int | float))
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration in seconds; "–" for one that is infinite or exceeds a float, as in damaged metrics.
-
-    >>> format_duration(42.4), format_duration(200), format_duration(7500), format_duration(float("inf"))
-    ('42 s', '3 min 20 s', '2 h 5 min', '–')
-    >>> format_duration(10**400)
-    '–'
-    """
-    if to_finite(seconds) is None:
-        return "–"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def build_results(comparison: Comparison) -> list[ReportSection]:

@@ -27,6 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from saccade.errors import DataError
+from saccade.metrics.tables import format_duration
 from saccade.reporting.console import format_step, format_validation, print_text, show_progress_lines
 from saccade.training.episode_log import list_rollout_files, read_rollout_lines
 from saccade.types import BlockKind
@@ -111,7 +112,7 @@ class TrainingView:
         if len(pauses) < 2 or self._step >= self._steps:
             return ""
         seconds = median(pauses) * (self._steps - self._step)
-        return f", {format_seconds(seconds)} left"
+        return f", {format_duration(seconds)} left"
 
     def _list_lines(self) -> Iterator[tuple[str, str]]:
         metrics = self._metrics
@@ -132,7 +133,7 @@ class TrainingView:
             yield "loss", self._format_number("loss")
         else:
             yield "", format_step(metrics)
-        yield "step", format_seconds_by_stage(metrics)
+        yield "step", format_time_by_stage(metrics)
         if self.validation:
             yield "validation", self.validation
         if self._episode:
@@ -158,23 +159,11 @@ def draw_sparkline(values: Any) -> str:
     return "".join(BLOCKS[min(int((value - low) / (high - low) * len(BLOCKS)), 7)] for value in values)
 
 
-def format_seconds(seconds: float) -> str:
-    """Format a duration.
-
-    >>> format_seconds(42.4), format_seconds(400), format_seconds(8000)
-    ('42 s', '7 min', '2 h 13 min')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def format_seconds_by_stage(metrics: Mapping[str, float]) -> str:
+def format_time_by_stage(metrics: Mapping[str, float]) -> str:
     """Format a step's duration with the shares of its longest stages, and its tokens per second:
     sampled ones in RL, packed ones in SFT.
 
-    >>> format_seconds_by_stage({"seconds/rollout": 3.0, "seconds/train": 1.0, "sampled_tokens_per_second": 250.4})
+    >>> format_time_by_stage({"seconds/rollout": 3.0, "seconds/train": 1.0, "sampled_tokens_per_second": 250.4})
     '4.0 s: rollout 75%, train 25%; 250 tokens/s'
     """
     stages = {key.partition("/")[2]: value for key, value in metrics.items() if key.startswith("seconds/")}

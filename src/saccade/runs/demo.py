@@ -28,11 +28,18 @@ from saccade.evaluation.compare import (
 from saccade.evaluation.runner import Progress, has_tools
 from saccade.media.cache import CachingMediaLoader
 from saccade.metrics.looking import LOOKING_LABELS, NO_DECISION, POLICY_LABELS
-from saccade.metrics.tables import Table, format_counts, format_difference, format_estimate, format_optional
+from saccade.metrics.tables import (
+    Table,
+    format_counts,
+    format_difference,
+    format_duration,
+    format_estimate,
+    format_optional,
+)
 from saccade.reporting.comparison_report import build_last_sections
 from saccade.reporting.console import UpdateProgress, format_step
 from saccade.reporting.evaluation_report import format_policy
-from saccade.reporting.run_report import format_duration, write_report
+from saccade.reporting.run_report import write_report
 from saccade.runs import evaluation, pipeline
 from saccade.runs.run_folder import RESUMABLE_KEYS, Run
 from saccade.runs.run_lock import TRAINING, RunLock

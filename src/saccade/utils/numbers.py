@@ -1,4 +1,4 @@
-"""Read numbers from untyped JSON, such as a task's extras."""
+"""Read numbers from untyped JSON, such as a task's extras, and times from text."""
 
 from typing import Any
 
@@ -25,3 +25,17 @@ def to_span(value: Any) -> tuple[float, float] | None:
     if len(bounds) < 2 or bounds[0] is None or bounds[1] is None or bounds[0] > bounds[1]:
         return None
     return bounds[0], bounds[1]
+
+
+def parse_clock(text: str) -> float:
+    """Return the seconds of `h:mm:ss`, `mm:ss` or `s`, with a fraction after a point or, as in subtitles, a comma.
+
+    Raises ValueError for a field that isn't a number.
+
+    >>> parse_clock("01:02:03,5"), parse_clock("2:10"), parse_clock("12.5")
+    (3723.5, 130.0, 12.5)
+    """
+    total = 0.0
+    for field in text.replace(",", ".").split(":"):
+        total = total * 60 + float(field)
+    return total

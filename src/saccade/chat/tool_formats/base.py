@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saccade.types import Call, CallFormat
+from saccade.utils.numbers import parse_clock
 
 _MAX_SECONDS = 1e9  # seconds; larger values, and NaN, are rejected
 _TIME_PATTERN = re.compile(
-    r"(?:(?:(\d{1,3}):)?(\d{1,4}):)?(\d{1,9}(?:[.,]\d{1,9})?)\s*(?:s|secs?|seconds?)?", re.ASCII | re.IGNORECASE
+    r"((?:(?:\d{1,3}:)?\d{1,4}:)?\d{1,9}(?:[.,]\d{1,9})?)\s*(?:s|secs?|seconds?)?", re.ASCII | re.IGNORECASE
 )
 
 
@@ -38,8 +39,7 @@ def parse_seconds(value: Any) -> float:
     match = _TIME_PATTERN.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         raise ValueError(f"a time must be seconds or hh:mm:ss, not {value!r:.40}")
-    hours, minutes, rest = match.groups(default="0")
-    return int(hours) * 3600 + int(minutes) * 60 + float(rest.replace(",", "."))
+    return parse_clock(match[1])
 
 
 def get_first(arguments: Mapping[str, Any], names: Sequence[str]) -> Any:

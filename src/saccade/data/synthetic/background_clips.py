@@ -16,8 +16,8 @@ import numpy as np
 from saccade.data.synthetic.render import Frames
 from saccade.errors import DataError
 from saccade.media import hashing, video
+from saccade.types import VIDEO_SUFFIXES
 
-VIDEO_SUFFIXES = (".mp4", ".mkv", ".mov", ".webm", ".avi", ".m4v")
 SPLIT_RANGES = {"train": (0.0, 0.6), "validation": (0.6, 0.8), "test": (0.8, 1.0)}  # fractions of a divided file
 MIN_PART_SECONDS = 1.0
 
@@ -45,7 +45,7 @@ def list_background_videos(folder: str) -> list[Path]:
     """List the videos of a haystack folder, sorted by name. Raises DataError if there is none."""
     paths = sorted(path for path in Path(folder).glob("*") if path.suffix.lower() in VIDEO_SUFFIXES)
     if not paths:
-        problem = f"there is no folder {folder} that contains a video ({', '.join(VIDEO_SUFFIXES)})"
+        problem = f"there is no folder {folder} that contains a video ({', '.join(sorted(VIDEO_SUFFIXES))})"
         raise DataError(f"synthetic.haystack: {problem}", key="synthetic.haystack", value=folder)
     return paths
 

@@ -9,6 +9,7 @@ from saccade.evaluation.benchmarks.base import UNPARSED, Benchmark, Grade, Grade
 from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow
 from saccade.rewards.answer_types.reader import read_span
 from saccade.types import AnswerType, Task
+from saccade.utils.numbers import parse_clock
 
 _LINE = re.compile(r"(\S+) ([\d.]+) ([\d.]+)##(.+)")
 _CLOCK = r"(?:\d{1,2}:)?\d{1,2}:\d{2}"
@@ -86,10 +87,10 @@ def _extract_span_strict(text: str) -> tuple[float, float] | None:
     joined = "\n".join(relevant)
     clock_range = re.search(rf"\b({_CLOCK})\s*[-–]\s*({_CLOCK})\b", joined)
     if clock_range:
-        return parse_seconds(clock_range[1]), parse_seconds(clock_range[2])
+        return parse_clock(clock_range[1]), parse_clock(clock_range[2])
     if span := _find_range(joined):
         return span
-    clocks = [parse_seconds(clock) for clock in re.findall(rf"\b{_CLOCK}\b", joined)]
+    clocks = [parse_clock(clock) for clock in re.findall(rf"\b{_CLOCK}\b", joined)]
     firsts = [float(match[1]) for sentence in relevant if (match := _NUMBER.search(sentence))]
     for times in (clocks, firsts):
         if len(times) >= 2:
@@ -100,11 +101,3 @@ def _extract_span_strict(text: str) -> tuple[float, float] | None:
 def _find_range(text: str) -> tuple[float, float] | None:
     match = re.search(r"(?<!\d)(\d+(?:\.\d*)?)\s*[-–]\s*(\d+\.?\d*)", text)
     return (float(match[1]), float(match[2])) if match else None
-
-
-def parse_seconds(clock: str) -> float:
-    """Return the seconds of `h:mm:ss`, `mm:ss` or a number, each with a fraction."""
-    total = 0.0
-    for part in clock.split(":"):
-        total = total * 60 + float(part)
-    return total

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import DataError, SaccadeError
+from saccade.reporting.episode_view import format_call
 from saccade.reporting.viewer.episodes import Describer, StoredEpisode
-from saccade.types import Call, Episode, MediaKind, ToolResult
+from saccade.types import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Episode, MediaKind, ToolResult
 
 ASKED = "(asked)"  # in place of a run's name
 MAX_EPISODES = 100  # the newest, which pages can show
 SUFFIXES = {
-    **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"), MediaKind.IMAGE),
-    **dict.fromkeys((".mp4", ".webm", ".mkv", ".mov", ".avi", ".m4v"), MediaKind.VIDEO),
+    **dict.fromkeys(sorted(IMAGE_SUFFIXES | {".gif"}), MediaKind.IMAGE),
+    **dict.fromkeys(sorted(VIDEO_SUFFIXES), MediaKind.VIDEO),
 }
 OnEvent = Callable[[str, Mapping[str, Any]], None]
 # Receives a question, the paths of videos and of images, and the callback of events.
@@ -99,15 +100,10 @@ def _describe_event(event: str, data: Mapping[str, Any]) -> dict[str, Any]:
     if event == "reply":
         return {"event": event, "turn": data["turn"], "text": data["reply"].text}
     if event == "calls":
-        return {"event": event, "turn": data["turn"], "calls": [_describe_call(call) for call in data["calls"]]}
+        return {"event": event, "turn": data["turn"], "calls": [format_call(call) for call in data["calls"]]}
     if event == "result":
         result: ToolResult = data["result"]
         text = result.error if result.error is not None else result.text
         values = {"ok": result.ok, "text": text or f"{len(result.images)} images", "seconds": result.seconds}
         return {"event": event, "turn": data["turn"], "index": data["index"], **values}
     return {"event": event}
-
-
-def _describe_call(call: Call) -> str:
-    arguments = ", ".join(f"{name}={value}" for name, value in call.arguments.items())
-    return f"{call.name or 'malformed call'}({arguments})"

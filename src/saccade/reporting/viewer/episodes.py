@@ -14,13 +14,12 @@ from typing import Any
 from saccade.errors import DataError
 from saccade.evaluation.records import parse_record
 from saccade.ledger import ImageRef, Ledger
-from saccade.metrics.episode_metrics import get_overview_times
 from saccade.metrics.looking import parse_evidence, parse_window
 from saccade.reporting.episode_view import (
     DecodeFn,
+    build_timeline,
     build_token_pieces,
     decode_tokens,
-    describe_event,
     format_answer,
     list_prompt_images,
     pair_calls_with_results,
@@ -28,9 +27,8 @@ from saccade.reporting.episode_view import (
 from saccade.reporting.viewer.index import Location
 from saccade.training.episode_log import parse_rollout, read_rollout_lines
 from saccade.training.token_log import StoredValues, identify_conversation
-from saccade.types import AnswerType, Call, CallFormat, Episode, Score, ScoredEpisode, ToolResult, Turn
+from saccade.types import Call, CallFormat, Episode, Score, ScoredEpisode, ToolResult, Turn
 from saccade.utils.files import open_file
-from saccade.utils.numbers import to_finite, to_span
 
 MAX_EXTRA_CHARS = 2000  # of a field of a task's row
 CODE_ARGUMENTS = ("code", "0")  # of a call whose only argument is a program
@@ -190,60 +188,6 @@ class Describer:
 
     def _number(self, images: Sequence[ImageRef]) -> list[int]:
         return [self._numbers[image] for image in images]
-
-
-def build_timeline(episode: Episode) -> dict[str, Any] | None:
-    """Return what a video's time line shows, in seconds; None without times.
-
-    Frames of the prompt, windows of the calls with the times of their frames, labeled events, the spans that the task
-    needs to be seen, and a ground truth that is a window.
-    """
-    extras, frames = episode.task.extras, list(get_overview_times(episode))
-    windows: list[dict[str, Any]] = []
-    for turn_number, turn in enumerate(episode.turns):
-        for call_number, (call, result) in enumerate(pair_calls_with_results(turn)):
-            span = parse_window(call.arguments)
-            if span is None:
-                continue
-            index = None if result is None else result.child_index
-            has_child = index is not None and index < len(episode.children)
-            images = list_prompt_images(episode.children[index or 0]) if has_child else result.images if result else ()
-            windows.append(
-                {
-                    "start": span[0],
-                    "end": span[1],
-                    "turn": turn_number,
-                    "call": call_number,
-                    "ok": bool(result and result.ok),
-                    "frames": [image.time for image in images if image.time is not None],
-                }
-            )
-    events: list[dict[str, Any]] = [
-        {"start": span[0], "end": span[1], **describe_event(event)}
-        for event in _list(extras.get("events"))
-        if (span := to_span(event))
-    ]
-    evidence: list[dict[str, Any]] = [
-        {"start": region[0], "end": region[1]} for region in parse_evidence(episode.task) if len(region) == 2
-    ]
-    truth = to_span(episode.task.ground_truth) if episode.task.answer_type == AnswerType.GROUNDING else None
-    ends = [*frames, *(item["end"] for item in (*windows, *events, *evidence)), *([truth[1]] if truth else [])]
-    seconds = to_finite(extras.get("seconds"))
-    duration = seconds if seconds and seconds > 0 else max(ends, default=0.0)
-    if duration <= 0:
-        return None
-    return {
-        "seconds": duration,
-        "frames": frames,
-        "windows": windows,
-        "events": events,
-        "evidence": evidence,
-        "ground_truth": truth,
-    }
-
-
-def _list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else ()
 
 
 def _shorten(value: Any) -> str:

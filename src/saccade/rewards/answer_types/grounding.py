@@ -9,6 +9,7 @@ from saccade.rewards.answer_types.base import BaseAnswerType, parse_numbers, quo
 from saccade.rewards.answer_types.reader import read_span
 from saccade.rewards.text_normalization import normalize_text
 from saccade.types import Episode
+from saccade.utils.numbers import parse_clock
 
 # A comma begins the fraction of a subtitle's time alone: elsewhere it separates two times.
 _PUBLISHED_TIME = re.compile(r"\d+:\d{1,2}:\d{1,2},\d{3}(?![\d:])|\d+(?::\d{1,2}){0,2}(?:\.\d+)?")
@@ -62,7 +63,7 @@ class GroundingAnswer(BaseAnswerType):
         if isinstance(value, list | tuple) and len(value) == 1:
             return cls.parse_ground_truth(value[0])
         if isinstance(value, str):
-            times = tuple(map(_parse_seconds, _PUBLISHED_TIME.findall(normalize_text(unwrap_answer(value)))))
+            times = tuple(map(parse_clock, _PUBLISHED_TIME.findall(normalize_text(unwrap_answer(value)))))
         else:
             items = [_parse_text_time(item) for item in value] if isinstance(value, list | tuple) else [value]
             times = parse_numbers(items)
@@ -76,12 +77,4 @@ grounding = GroundingAnswer
 def _parse_text_time(value: Any) -> Any:
     """Return the seconds of a time that is written as a text, and any other value as it is."""
     is_time = isinstance(value, str) and _PUBLISHED_TIME.fullmatch(value.strip())
-    return _parse_seconds(value.strip()) if is_time else value
-
-
-def _parse_seconds(time: str) -> float:
-    """Return the seconds of `hh:mm:ss.f`, `hh:mm:ss,f` (as in subtitles), `mm:ss.f` or `s.f`."""
-    total = 0.0
-    for field in time.replace(",", ".").split(":"):
-        total = total * 60 + float(field)
-    return total
+    return parse_clock(value.strip()) if is_time else value

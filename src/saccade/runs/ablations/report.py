@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from saccade.metrics.statistics import SeedEstimate
-from saccade.metrics.tables import Table
+from saccade.metrics.tables import Table, format_duration
 from saccade.reporting.plots import BeforeAndAfter, assign_styles, plot_curves, plot_means
 from saccade.reporting.report import Plot, Report, ReportSection, render_template, write_markdown
-from saccade.reporting.run_report import format_duration
 from saccade.runs.ablations.results import (
     FINAL_STEPS,
     ResultRow,

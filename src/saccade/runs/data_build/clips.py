@@ -12,6 +12,7 @@ from saccade.media import hashing
 from saccade.media.scenes import Scene, find_scenes
 from saccade.runs.data_build.journal import Journal
 from saccade.runs.data_build.replies import Rejection
+from saccade.types import VIDEO_SUFFIXES
 from saccade.utils.async_utils import gather_or_cancel, run_in_daemon_thread
 from saccade.utils.hashing import compute_digest
 
@@ -20,7 +21,6 @@ ResultT = TypeVar("ResultT")
 OnProgress = Callable[[int, str], None]  # receives how many items are done, and a remark
 
 STAGE = "scenes"
-VIDEO_SUFFIXES = frozenset({".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ts", ".webm"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
