@@ -109,6 +109,18 @@ def test_a_quick_fault_drill_loses_nothing(run):
     assert {name for name, row in rows.items() if not row["restarts"]} == {"out of memory", "judge returns 500"}
 
 
+@pytest.mark.soak
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the ranks in /proc")
+def test_a_killed_rank_ends_a_job_with_one_sentence_whenever_it_is_killed(run):
+    rows = run("killed_ranks", "--ranks", "4", "--rounds", "1")
+    assert sum(row["kills"] for row in rows) >= 3  # a training may end before the last
+    for row in rows:
+        assert row["one sentence"] == row["kills"], row
+        assert row["exit codes"] in ("", f"1: {row['kills']}"), row
+        assert row["steps lost"] <= 2 + 2, row  # a checkpoint in progress is lost, too
+        assert row["differ"] == "0 of 1", row
+
+
 def test_an_unknown_device_needs_the_option_of_its_peak(run):
     with pytest.raises(SystemExit, match="--peak-tflops"):
         step(run)

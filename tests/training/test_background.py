@@ -108,6 +108,31 @@ def test_the_result_of_an_update_that_ends_nevertheless_is_returned():
     assert results == ["weights"]
 
 
+def test_a_stop_by_torchrun_is_not_logged_as_an_interrupt_by_the_work_after_the_one_it_came_in(caplog):
+    """An update ends, and the checkpoint in progress is waited for: torchrun's reason is the one sentence."""
+    has_started, may_end, results = threading.Event(), threading.Event(), []
+
+    def update(check_cancelled):
+        has_started.set()
+        assert may_end.wait(600)
+
+    async def run():
+        results.append(await run_in_thread(update, "the update"))
+        await run_in_thread(lambda check_cancelled: time.sleep(0.1), "the checkpoint")
+
+    async def cancel():
+        task = asyncio.create_task(run())
+        while not has_started.is_set():
+            await asyncio.sleep(0.001)
+        task.cancel(STOPPED_BY_TORCHRUN)
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError, match=STOPPED_BY_TORCHRUN):
+            await task
+
+    asyncio.run(cancel())
+    assert (results, caplog.records) == ([None], [])
+
+
 def test_a_second_cancellation_abandons_the_update():
     """It is no plain cancellation, after which the weights would be known."""
     may_finish = threading.Event()

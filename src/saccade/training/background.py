@@ -86,7 +86,7 @@ async def wait_for_thread(
         if (task := asyncio.current_task()) is not None:
             # Once, since `asyncio.run` counts: it reports a Ctrl-C only if it was the only cancellation.
             task.uncancel()
-            task.cancel()
+            task.cancel(*cancellation.args)
         return future.result()
 
 
