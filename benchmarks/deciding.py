@@ -78,7 +78,7 @@ def format_table(entries: list[Mapping[str, Any]]) -> str:
     """Return the table of docs/experiments/deciding.md, one row per run."""
     lines = [
         "| task | seed | no decision | after SFT | after RL | RL adds | net of calls | hit rate | calls "
-        "| visual tokens | tasks / clips |",
+        "| visual tokens | tasks / media |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for entry in entries:

@@ -175,9 +175,9 @@ def render_configuration() -> str:
         described: dict[type, str] = {}  # the first plugin whose settings are those of this base
         for name in plugins.list_plugins(folder):
             plugin = plugins.load(folder, name)
-            definition = plugins.get_definition(folder, name)
-            rows, doc = list_settings(name, definition), definition.doc.partition(">>>")[0].strip()
-            if not rows or definition.settings_type:
+            signature = plugins.get_signature(folder, name)
+            rows, doc = list_settings(name, signature), signature.doc.partition(">>>")[0].strip()
+            if not rows or signature.settings_type:
                 doc = doc.split("\n\n")[0]
             elif isinstance(plugin, type) and "__init__" not in vars(plugin):  # its base has the settings
                 first = described.setdefault(plugin.__bases__[0], name)
@@ -198,10 +198,10 @@ def format_paragraph(text: str) -> str:
     return "\n".join(escape(item) for item in re.split(r"\n(?=- )", text))
 
 
-def list_settings(plugin: str, definition: plugins.Definition) -> list[str]:
+def list_settings(plugin: str, signature: plugins.PluginSignature) -> list[str]:
     """Return the rows of the settings of a plugin. Raises ValueError for a setting without a comment: its meaning."""
     rows = []
-    for name, (parameter, meaning) in reference.list_settings(definition).items():
+    for name, (parameter, meaning) in reference.list_settings(signature).items():
         if not meaning:
             raise ValueError(f"{plugin}: write a comment behind {name} that says what it means")
         rows.append(f"| `{name}` | {format_value(parameter.default)} | {escape(meaning)} |")

@@ -187,14 +187,14 @@ def test_the_kind_of_a_packaged_plugin_is_that_of_its_object(folder, base):
 @pytest.mark.parametrize("folder", ["engines", "algorithms.losses"])
 def test_a_plugin_that_is_read_has_the_settings_of_its_object(folder):
     for name in plugins.list_plugins(folder):
-        plugin, definition = plugins.load(folder, name), plugins.get_definition(folder, name)
+        plugin, signature = plugins.load(folder, name), plugins.get_signature(folder, name)
         parameters = inspect.signature(plugin, eval_str=True).parameters
-        assert list(definition.parameters) == list(parameters)
-        assert {key: item for key, item in definition.parameters.items() if item.kind is item.KEYWORD_ONLY} == {
+        assert list(signature.parameters) == list(parameters)
+        assert {key: item for key, item in signature.parameters.items() if item.kind is item.KEYWORD_ONLY} == {
             key: item for key, item in parameters.items() if item.kind is item.KEYWORD_ONLY
         }
-        assert definition.doc == inspect.getdoc(plugin)
-        assert all(comment for _, comment in list_settings(definition).values()), name
+        assert signature.doc == inspect.getdoc(plugin)
+        assert all(comment for _, comment in list_settings(signature).values()), name
         if folder == "engines":
             read = plugins.get_attribute(folder, name, "has_separate_weights")
             assert read is plugin.has_separate_weights

@@ -255,6 +255,13 @@ OLD_NAMES = {
     "--bench": "--benchmarks",
     "--bench-data": "--benchmark-data",
     "data materialize": "data rewrite-paths",
+    "tasks / clips": "tasks / media",
+    # types and functions
+    "get_definition": "get_signature",
+    "KVStore": "KVCacheProtocol",
+    "kv_store": "kv_cache",
+    "AgentModel": "SaccadeModel",
+    "MaterializeReport": "RewriteReport",
 }
 OLD_NAME = re.compile(rf"(?<![\w/.])(?:{'|'.join(map(re.escape, OLD_NAMES))})(?!\w)")
 # (file, word or name): why it may stay there.

@@ -132,7 +132,7 @@ _READ_FOLDERS = ("engines", "algorithms.losses")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Definition:
+class PluginSignature:
     """What a plugin takes and means: its parameters by name, its docstring, and its source for their comments."""
 
     parameters: Mapping[str, inspect.Parameter]
@@ -141,15 +141,15 @@ class Definition:
     settings_type: type | None = None  # the fields of this class are the settings
 
 
-def get_definition(folder: str, name: str) -> Definition:
-    """Return a plugin's definition, without torch for a packaged one. Raises ConfigError if it can't be read."""
+def get_signature(folder: str, name: str) -> PluginSignature:
+    """Return a plugin's signature, without torch for a packaged one. Raises ConfigError if it can't be read."""
     if stem := _find_read_stem(folder, name):
-        return _read_definition(f"saccade.{folder}.{stem}", stem)
+        return _read_signature(f"saccade.{folder}.{stem}", stem)
     plugin = load(folder, name)
     message = f"the signature of {folder}/{name} can't be read"
     with convert_errors(ConfigError, message, key=_get_name_key(folder, name), value=name):
         parameters = inspect.signature(plugin, eval_str=True).parameters
-    return Definition(
+    return PluginSignature(
         parameters=parameters,
         doc=inspect.getdoc(plugin) or "",
         read_source=functools.partial(_get_source, plugin),
@@ -180,7 +180,7 @@ def _find_read_stem(folder: str, name: str) -> str:
 
 
 @functools.cache
-def _read_definition(module: str, stem: str) -> Definition:
+def _read_signature(module: str, stem: str) -> PluginSignature:
     tree = _read_module(module)[0]
     owner: Any = next((node for node in tree.body if isinstance(node, _FUNCTIONS) and node.name == stem), None)
     function, doc = owner, "" if owner is None else ast.get_docstring(owner)
@@ -201,7 +201,7 @@ def _read_definition(module: str, stem: str) -> Definition:
             default=inspect.Parameter.empty if default is None else _evaluate(module, default),
         )
     lines = _read_module_source(module).splitlines()[function.lineno - 1 : function.end_lineno]
-    return Definition(parameters=parameters, doc=doc or "", read_source=lambda: "\n".join(lines))
+    return PluginSignature(parameters=parameters, doc=doc or "", read_source=lambda: "\n".join(lines))
 
 
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
@@ -275,7 +275,7 @@ def resolve(folder: str, name: str, settings: Mapping[str, Any], **dependencies:
     """
     values = check_settings(folder, name, settings, dependencies)
     # The local engine names a backbone, a server's client doesn't: the caller needn't distinguish them.
-    parameters = get_definition(folder, name).parameters
+    parameters = get_signature(folder, name).parameters
     used_dependencies = {key: value for key, value in dependencies.items() if key in parameters}
     return functools.partial(load(folder, name), **values, **used_dependencies)
 
@@ -289,7 +289,7 @@ def check_settings(
     """
     allowed = {
         key: parameter
-        for key, parameter in get_definition(folder, name).parameters.items()
+        for key, parameter in get_signature(folder, name).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY and key not in dependencies and key not in CALL_TIME_PARAMS
     }
     for key, value in settings.items():

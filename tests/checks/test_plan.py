@@ -291,7 +291,7 @@ def test_micro_steps_in_the_docs_are_todays():
     for name, num_rows, *cells in rows:
         recipe_name, *options = name.strip("`").split()
         values = dict(zip(options[::2], map(int, options[1::2]), strict=True))
-        assumptions = {"reply_tokens": values.get("--reply"), "calls_per_turn": values.get("--calls")}
+        assumptions = {"reply_tokens": values.get("--reply-tokens"), "calls_per_turn": values.get("--calls-per-turn")}
         recipe, _, episode_size = estimate_recipe(recipe_name, **assumptions)
         estimate = estimate_sft_training if recipe_name.endswith("/sft") else estimate_rl_training
         training = estimate(recipe, episode_size)
@@ -496,9 +496,9 @@ def test_check_takes_settings_and_assumptions():
         8,
         "--nodes",
         3,
-        "--video",
+        "--video-size",
         "640x360",
-        "--reply",
+        "--reply-tokens",
         9,
     )
     assert {"28", "8", "3", "24", "640x360"} <= {*output.replace(",", " ").split()}

@@ -237,7 +237,7 @@ def test_a_run_without_costs_is_refused(tmp_path):
 
 
 def test_check_prints_the_simulation_for_gpus_alone():
-    options = ("--reply", 64, "--calls", 1)
+    options = ("--reply-tokens", 64, "--calls-per-turn", 1)
     assert "Simulated RL steps" in good("recipes", "check", "paravt/para_grpo", "--gpus", 8, "--servers", 2, *options)
     assert "Simulated RL steps" not in good("recipes", "check", "paravt/para_grpo", *options)
     assert "Simulated RL steps" not in good("recipes", "check", "tiny/para_grpo", "--gpus", 8)
@@ -268,23 +268,27 @@ def test_clusters_beyond_the_used_servers_are_not_simulated_again(monkeypatch):
 
 
 def test_assumptions_that_the_plan_replaces_are_named():
-    done = run("recipes", "check", "tiny/para_grpo", "--reply", 99999999, "--calls", 99, "--video", "64x64")
+    done = run(
+        "recipes", "check", "tiny/para_grpo", "--reply-tokens", 99999999, "--calls-per-turn", 99, "--video-size", "64x64"
+    )
     assert done.exit_code == 0
     for option, limit in (
-        ("--reply=99999999", "sampling.max_tokens="),
-        ("--calls=99", "max_calls_per_turn"),
-        ("--video", "synthetic"),
+        ("--reply-tokens=99999999", "sampling.max_tokens="),
+        ("--calls-per-turn=99", "max_calls_per_turn"),
+        ("--video-size", "synthetic"),
     ):
         [line] = [line for line in done.stderr.splitlines() if option in line]
         assert line.startswith("tiny/para_grpo: ")
         assert limit in line
-    assert not run("recipes", "check", "paravt/para_grpo", "--reply", 9, "--calls", 1, "--video", "64x64").stderr
+    assert not run(
+        "recipes", "check", "paravt/para_grpo", "--reply-tokens", 9, "--calls-per-turn", 1, "--video-size", "64x64"
+    ).stderr
 
 
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
-        ("pyvision/video_baseline", ("--calls", 1), "the recipe has no tools"),
+        ("pyvision/video_baseline", ("--calls-per-turn", 1), "the recipe has no tools"),
         ("tiny/para_grpo", ("--servers", 2), "model.device=cpu"),
         ("tiny/para_grpo", ("--up-to", 2), "model.device=cpu"),
         ("paravt/sft", ("--up-to", 2), "the recipe has no RL"),
@@ -300,7 +304,7 @@ def test_options_without_effect_are_named(name, options, reason):
 
 @pytest.mark.parametrize("video", ["wide", "0x9", "9x", "65536x9", f"{'9' * 5000}x9", "-1x9"])
 def test_a_size_of_videos_that_is_none_is_refused(video):
-    fail(ConfigError, "recipes", "check", "tiny/base", "--video", video, key="--video", value=video)
+    fail(ConfigError, "recipes", "check", "tiny/base", "--video-size", video, key="--video-size", value=video)
 
 
 def test_gpus_of_costs_need_costs():

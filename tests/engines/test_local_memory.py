@@ -189,5 +189,5 @@ def test_no_tensor_stays_behind_on_the_cpu(tiny_folder, monkeypatch):
         for tokens in (300, 1):
             rows.prepare(8, tokens, 4000)
             new = ids[:, :tokens].expand(8, -1)
-            out = backbone.compute_hidden_states(new, new.expand(3, -1, -1), rows.build_mask(), kv_store=rows)
+            out = backbone.compute_hidden_states(new, new.expand(3, -1, -1), rows.build_mask(), kv_cache=rows)
             assert out.shape == (8, tokens, 4096)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from saccade.errors import ConfigError, DataError, RunError
 from saccade.evaluation.runner import evaluate
-from saccade.interop.lmms_eval import AgentModel, build_manifest, format_response
+from saccade.interop.lmms_eval import SaccadeModel, build_manifest, format_response
 from saccade.interop.messages import build_task
 from saccade.rewards.compose import score_each
 from saccade.types import (
@@ -160,7 +160,7 @@ def test_format_response():
 def test_episodes_equal_those_of_an_evaluation(tmp_path, tiny_folder):
     good("data", "synth", tmp_path / "dataset", *SYNTHETIC)
     settings = {"sampling.max_tokens": 8, "evaluation.temperature": 1, "evaluation.frame_budgets": "[4,8]"}
-    runner = AgentModel(str(tiny_folder), "tiny/para_grpo", episode_dir=str(tmp_path / "episodes"), **settings)
+    runner = SaccadeModel(str(tiny_folder), "tiny/para_grpo", episode_dir=str(tmp_path / "episodes"), **settings)
     rows = [json.loads(line) for line in (tmp_path / "dataset" / "test" / "tasks.jsonl").read_text().splitlines()]
     clip = str(tmp_path / "dataset" / "test" / rows[0]["media"][0]["path"])
     tasks = [
@@ -206,9 +206,9 @@ def test_unsupported_requests_raise():
         task_name = "mine"
 
     with raises(ConfigError, key="tasks", value="mine"):
-        AgentModel.loglikelihood(None, [Request()])
+        SaccadeModel.loglikelihood(None, [Request()])
     with raises(ConfigError, key="tasks", value="mine"):
-        AgentModel.generate_until_multi_round(None, [Request()])
+        SaccadeModel.generate_until_multi_round(None, [Request()])
 
 
 def test_missing_lmms_eval_raises(monkeypatch):

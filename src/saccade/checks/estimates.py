@@ -124,17 +124,17 @@ def explain_replaced_assumptions(recipe: Recipe, assumptions: PlanAssumptions) -
     sentences = []
     reply, calls, max_tokens = assumptions.reply_tokens, assumptions.calls_per_turn, recipe.sampling.max_tokens
     if reply is not None and reply > max_tokens:
-        sentences.append(f"--reply={reply} is above sampling.max_tokens={max_tokens}, which the plan uses")
+        sentences.append(f"--reply-tokens={reply} is above sampling.max_tokens={max_tokens}, which the plan uses")
     named = (recipe.environment, *recipe.environments.values())
     environments = [resolve_settings("environments", plugin) for plugin in named]
     calls_limit = max(map(_get_max_calls, environments))
     if calls is not None and not any(map(resolve_tool_settings, environments)):
-        sentences.append("--calls has no effect: the recipe has no tools")
+        sentences.append("--calls-per-turn has no effect: the recipe has no tools")
     elif calls is not None and calls > calls_limit:
         limit = "the calls of a turn that the recipe allows (max_calls_per_turn)"
-        sentences.append(f"--calls={calls} is above {calls_limit}, {limit}, which the plan uses")
+        sentences.append(f"--calls-per-turn={calls} is above {calls_limit}, {limit}, which the plan uses")
     if assumptions.video_size != PlanAssumptions().video_size and not recipe.model.memory_plan_model:
-        sentences.append("--video has no effect: the plan uses the recipe's synthetic videos or images")
+        sentences.append("--video-size has no effect: the plan uses the recipe's synthetic videos or images")
     return sentences
 
 

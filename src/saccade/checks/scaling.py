@@ -203,7 +203,7 @@ def list_trainer_sizes(max_gpus: int) -> list[int]:
 def build_workload(
     recipe: Recipe, sizes: ModelSizes, episode: EpisodeSize, training: TrainingCost, assumptions: PlanAssumptions
 ) -> Workload:
-    """Describe a step of the recipe; a usual reply (`--reply`) has a long tail, the longest reply has none."""
+    """Describe a step of the recipe; a usual reply (`--reply-tokens`) has a long tail, the longest reply has none."""
     rl, longest = recipe.rl, episode.longest
     num_collected, num_started = rl.selection.compute_start_counts(rl.prompts_per_step)
     num_calls = episode.max_tool_turns * episode.calls_per_turn

@@ -113,10 +113,12 @@ def _check(
         int | None,
         typer.Option("--costs-gpus", min=1, max=4096, help="GPUs on which the run of --costs trained; 1 by default."),
     ] = None,
-    video: Annotated[str, typer.Option(help="Size of a video, width x height in pixels.")] = "1920x1080",
-    question: Annotated[int, typer.Option(min=0, help="Tokens of a question with its options.")] = 64,
-    reply: Annotated[int | None, typer.Option(min=1, help="Tokens of a usual reply; the maximum by default.")] = None,
-    calls: Annotated[
+    video_size: Annotated[str, typer.Option(help="Size of a video, width x height in pixels.")] = "1920x1080",
+    question_tokens: Annotated[int, typer.Option(min=0, help="Tokens of a question with its options.")] = 64,
+    reply_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a usual reply; the maximum by default.")
+    ] = None,
+    calls_per_turn: Annotated[
         int | None, typer.Option(min=0, help="Calls of a usual tool turn; the maximum by default.")
     ] = None,
 ) -> None:
@@ -128,7 +130,7 @@ def _check(
     recipe_names = [word for word in names or () if "=" not in word] or list_recipes()
     if costs_gpus is not None and costs is None:
         raise ConfigError("--costs-gpus needs --costs RUN, the run that trained on them", key="--costs-gpus")
-    video_size, failed, recipes = _parse_video_size(video), list[str](), dict[str, Recipe]()
+    size, failed, recipes = _parse_video_size(video_size), list[str](), dict[str, Recipe]()
 
     def report_failure(name: str, error: SaccadeError) -> None:  # and continue with the other recipes
         failed.append(name)
@@ -147,7 +149,7 @@ def _check(
     from saccade.checks.scaling import explain_missing_simulation, measure_run, simulate_recipe
 
     assumptions = PlanAssumptions(
-        video_size=video_size, question_tokens=question, reply_tokens=reply, calls_per_turn=calls
+        video_size=size, question_tokens=question_tokens, reply_tokens=reply_tokens, calls_per_turn=calls_per_turn
     )
     measured = None if costs is None else measure_run(costs, costs_gpus or 1)
     for name, recipe in recipes.items():
@@ -168,7 +170,7 @@ def _check(
         except SaccadeError as error:
             report_failure(name, error)
     if len(failed) < len(recipe_names):
-        print_text(out, f"\n{NOTE.format(question=question)}", style="dim")
+        print_text(out, f"\n{NOTE.format(question=question_tokens)}", style="dim")
     if failed:
         raise typer.Exit(1)
 
@@ -179,9 +181,9 @@ def _parse_video_size(text: str) -> tuple[int, int]:
     sizes = [int(side) for side in (width, height) if side.isdecimal() and len(side) <= len(str(_MAX_VIDEO_SIDE))]
     if len(sizes) < 2 or not all(1 <= side <= _MAX_VIDEO_SIDE for side in sizes):
         raise ConfigError(
-            f"--video can't be {text!r}; write it as width x height, such as 1920x1080, each at most "
+            f"--video-size can't be {text!r}; write it as width x height, such as 1920x1080, each at most "
             f"{_MAX_VIDEO_SIDE:,}",
-            key="--video",
+            key="--video-size",
             value=text,
         )
     return sizes[0], sizes[1]

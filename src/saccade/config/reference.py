@@ -91,17 +91,17 @@ def _read_file_comments(path: str) -> dict[tuple[str, str], str]:
     return read_field_comments(Path(path)) if path else {}
 
 
-def list_settings(definition: plugins.Definition) -> dict[str, tuple[inspect.Parameter, str]]:
+def list_settings(signature: plugins.PluginSignature) -> dict[str, tuple[inspect.Parameter, str]]:
     """Return the settings of a plugin by name, each with its parameter and its meaning."""
     given = {*plugins.CALL_TIME_PARAMS, "settings"}
     parameters = [
         parameter
-        for parameter in definition.parameters.values()
+        for parameter in signature.parameters.values()
         if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in given
     ]
-    if settings_type := definition.settings_type:
+    if settings_type := signature.settings_type:
         return {item.name: (item, find_comment(settings_type, item.name)) for item in parameters}
-    comments = read_parameter_comments(definition.read_source()) if parameters else {}
+    comments = read_parameter_comments(signature.read_source()) if parameters else {}
     return {item.name: (item, comments.get(item.name, "")) for item in parameters}
 
 
@@ -208,10 +208,10 @@ def _find_folder(prefix: str) -> str:
 
 def _explain_setting(key: str, folder: str, name: str, parts: list[str], values: Mapping[str, Any]) -> KeyDescription:
     """Explain a setting of a plugin, or the plugin if there are no `parts` left."""
-    definition = plugins.get_definition(folder, name)
-    settings = list_settings(definition)
+    signature = plugins.get_signature(folder, name)
+    settings = list_settings(signature)
     if not parts:
-        meaning = definition.doc.split("\n\n")[0]
+        meaning = signature.doc.split("\n\n")[0]
         return KeyDescription(
             key=key, meaning=f"{name}: {meaning}", keys={own: text for own, (_, text) in settings.items()}
         )

@@ -86,7 +86,7 @@ class PathRewriter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaterializeReport:
+class RewriteReport:
     """Counts for one file: rows (lines of JSON), references by archive folder, and files that don't exist locally."""
 
     file: str
@@ -103,7 +103,7 @@ def rewrite_paths(
     prefixes: Sequence[str] = MEDIA_PREFIXES,
     reverse: bool = False,
     on_progress: Callable[[str, int], None] = lambda file, rows: None,
-) -> list[MaterializeReport]:
+) -> list[RewriteReport]:
     """Write files to `folder`, paths below `media_root` (or back); `<file>.missing.txt` lists missing media.
 
     Each file is replaced atomically. Raises DataError for a file that can't be read or written.
@@ -141,7 +141,7 @@ def rewrite_paths(
         if missing:
             write_text(missing_list, "".join(f"{name}\n" for name in missing))
         path_counts = dict(sorted(rewriter.path_counts.items()))
-        reports.append(MaterializeReport(file=source.name, rows=rows, path_counts=path_counts, missing_files=missing))
+        reports.append(RewriteReport(file=source.name, rows=rows, path_counts=path_counts, missing_files=missing))
     return reports
 
 

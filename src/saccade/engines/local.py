@@ -242,7 +242,7 @@ class Local:
             hidden = self._decoder.forward(ids, positions, self._kv_cache)
         else:
             mask, axes = self._kv_cache.build_mask(), positions[:, None].expand(3, -1, -1)
-            hidden = self._backbone.compute_hidden_states(ids[:, None], axes, mask, kv_store=self._kv_cache)[:, 0]
+            hidden = self._backbone.compute_hidden_states(ids[:, None], axes, mask, kv_cache=self._kv_cache)[:, 0]
         self._kv_cache.lengths[:count] += 1
         self._sample_next(hidden, 0)
         # Reading the tokens synchronizes with the device, so its time is included.
@@ -393,7 +393,7 @@ class Local:
         scratch.prepare(len(batch), width, max(starts))
         features = self._gather_features(batch, pixels)
         hidden = self._backbone.compute_hidden_states(
-            ids.to(device), positions.to(device), scratch.build_mask(), features=features, kv_store=scratch
+            ids.to(device), positions.to(device), scratch.build_mask(), features=features, kv_cache=scratch
         )
         for row, (request, start, new) in enumerate(zip(batch, starts, new_ids, strict=True)):
             blocks = *request.prefix.blocks, scratch.copy_block(row, start, start + len(new))

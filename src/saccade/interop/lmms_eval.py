@@ -62,7 +62,7 @@ def format_response(episode: Episode, *, full_reply: bool) -> str:
     return text if full_reply else extract_final_answer(text)
 
 
-class AgentModel:
+class SaccadeModel:
     """Implement lmms-eval's model interface; `--model_args` are the parameters, and any others are recipe settings.
 
     lmms-eval grades the final answer; with `full_reply=true` the last reply. Without `episode_dir` the episodes are
@@ -183,7 +183,7 @@ def _build_model_class() -> type:
     _require_lmms_eval()
     from lmms_eval.api.model import lmms
 
-    class Model(AgentModel, lmms):
-        """Combine AgentModel with the base class that lmms-eval's registry requires."""
+    class Model(SaccadeModel, lmms):
+        """Combine SaccadeModel with the base class that lmms-eval's registry requires."""
 
     return Model

@@ -33,7 +33,7 @@ from saccade.models import checkpoint_io, lora
 from saccade.models.attention import AttentionSpan, PackedTrees, VarlenIndex, attend_packed, require_varlen
 from saccade.models.checkpoint_files import IGNORED_FILES, METADATA_SUFFIXES, check_dtypes
 from saccade.models.pass_limits import MAX_VISION_TOKENS
-from saccade.models.policy import FeatureCache, KVStore, Policy, PolicyInputs, VisionFeatures, VisionPass
+from saccade.models.policy import FeatureCache, KVCacheProtocol, Policy, PolicyInputs, VisionFeatures, VisionPass
 from saccade.utils.files import read_bytes
 from saccade.utils.text import join_examples
 
@@ -54,7 +54,7 @@ def attend(
     *,
     scaling: float,
     visible: Tensor | PackedTrees,
-    kv_store: KVStore | None = None,
+    kv_cache: KVCacheProtocol | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Compute grouped-query attention of packed trees or with a mask: query [B, heads, T, dim] -> [B, T, heads, dim].
@@ -63,9 +63,9 @@ def attend(
     """
     if isinstance(visible, PackedTrees):
         return attend_packed(query, key, value, visible, scaling), None
-    if kv_store is not None:
+    if kv_cache is not None:
         layer: Any = module.layer_idx
-        key, value = kv_store.write(layer, key, value)
+        key, value = kv_cache.write(layer, key, value)
     B, heads, T, dim = query.shape
     mask = visible[:, None]
     if T == 1:  # decoding: the heads of a group become its queries, so keys are read once and not repeated
@@ -319,10 +319,10 @@ class Backbone:
         visible: Tensor | PackedTrees,
         *,
         features: VisionFeatures | None = None,
-        kv_store: KVStore | None = None,
+        kv_cache: KVCacheProtocol | None = None,
     ) -> Tensor:
         """Return the last hidden states [B, T, D]; see `Policy.compute_hidden_states`."""
-        return self.policy.compute_hidden_states(ids_BT, positions_3BT, visible, features=features, kv_store=kv_store)
+        return self.policy.compute_hidden_states(ids_BT, positions_3BT, visible, features=features, kv_cache=kv_cache)
 
     def pack_spans(self, spans: Sequence[AttentionSpan], num_tokens: int) -> PackedTrees:
         """Return the spans of rows of `num_tokens` tokens, to be computed as `settings.attention` says."""

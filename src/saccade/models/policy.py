@@ -22,7 +22,7 @@ from saccade.models.pass_limits import MAX_LOGITS_PER_CHUNK
 VisionPass = tuple[Tensor, Tensor]  # flattened patches [P, values] of a pass's images, and their grids [images, 3]
 
 
-class KVStore(Protocol):
+class KVCacheProtocol(Protocol):
     """A KV cache that a forward pass reads and extends."""
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,11 +166,11 @@ class Policy(nn.Module):
         visible: Tensor | PackedTrees,
         *,
         features: VisionFeatures | None = None,
-        kv_store: KVStore | None = None,
+        kv_cache: KVCacheProtocol | None = None,
     ) -> Tensor:
         """Return the last hidden states [B, T, D]; `features` holds the visual tokens of all rows, in row order.
 
-        `visible` is a mask [B, T, S] over the positions of `kv_store`, or the trees of packed rows without one.
+        `visible` is a mask [B, T, S] over the positions of `kv_cache`, or the trees of packed rows without one.
         """
         language_model = self.model.model.language_model
         embeds, extra = language_model.embed_tokens(ids_BT), {}
@@ -185,7 +185,7 @@ class Policy(nn.Module):
             attention_mask=None,
             use_cache=False,
             visible=visible,
-            kv_store=kv_store,
+            kv_cache=kv_cache,
             **extra,
         )
         return out.last_hidden_state

@@ -102,7 +102,7 @@ def _build_accuracy(evaluations: Mapping[str, Mapping[str, Evaluation]]) -> Repo
             )
             rows.setdefault(evaluation, []).append((evaluation, name, *cells))
             bars.setdefault(evaluation, {})[name] = build_bar(summary.accuracy, baseline)
-    header = ("evaluation", "run", "accuracy", "constant-answer baseline", "calls", "visual tokens", "tasks / clips")
+    header = ("evaluation", "run", "accuracy", "constant-answer baseline", "calls", "visual tokens", "tasks / media")
     table = Table(title="Accuracy", header=header, rows=tuple(row for cells in rows.values() for row in cells))
     plot = Plot(title="Accuracy of each evaluation", draw=functools.partial(plot_bars, bars))
     is_shown = len({name for row in bars.values() for name in row}) > 1

@@ -21,7 +21,7 @@ def build_tables(comparison: Comparison) -> list[Table]:
     names = tuple(comparison.summaries)
     tables = [Table(title="Evaluation", header=("", *names), rows=tuple(_build_summary_rows(comparison)))]
     if comparison.changes:
-        header = ("", "accuracy", "tasks / clips", "better / worse", "significant")
+        header = ("", "accuracy", "tasks / media", "better / worse", "significant")
         tables.append(Table(title="Changes", header=header, rows=tuple(map(_build_change_row, comparison.changes))))
     for key, title in SLICE_TITLES.items():
         if rows := tuple(_build_slice_rows(comparison, key)):
@@ -90,7 +90,7 @@ def _build_summary_rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
     yield "constant-answer baseline", *(format_optional(s.constant_baseline) for s in summaries)
     for name in dict.fromkeys(name for s in summaries for name in s.policies):
         yield POLICY_LABELS.get(name, name), *(format_policy(s.policies.get(name)) for s in summaries)
-    yield "tasks / clips / episodes", *(f"{s.num_tasks} / {s.num_clusters} / {s.num_episodes}" for s in summaries)
+    yield "tasks / media / episodes", *(f"{s.num_tasks} / {s.num_clusters} / {s.num_episodes}" for s in summaries)
     yield "format compliance", *(format_estimate(s.format_compliance) for s in summaries)
     yield "calls per episode", *(f"{s.calls:.2f}" for s in summaries)
     yield "… executed / succeeded", *(f"{s.executed:.2f} / {s.succeeded:.2f}" for s in summaries)

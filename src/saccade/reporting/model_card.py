@@ -115,7 +115,7 @@ def _build_scores(card: ModelCard) -> list[ReportSection]:
         scores, costs = build_overview_tables(card.benchmark_results, {})
         sections.append(ReportSection(title="Benchmarks", notes=(READING_GUIDE,), tables=(scores, costs)))
     if rows := _build_validation_rows(card.validation):
-        header = ("", "accuracy", "tasks / clips / episodes")
+        header = ("", "accuracy", "tasks / media / episodes")
         table = Table(title="Validation", header=header, rows=rows)
         sections.append(ReportSection(title=table.title, notes=(_VALIDATION_NOTE,), tables=(table,)))
     return sections

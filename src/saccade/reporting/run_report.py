@@ -287,7 +287,7 @@ def build_results(comparison: Comparison) -> list[ReportSection]:
     ceiling_header = [POLICY_LABELS[NO_DECISION]] if any(s.policies for s in summaries.values()) else []
     accuracy = Table(
         title="Accuracy",
-        header=("", "accuracy", "constant-answer baseline", *ceiling_header, "tasks / clips"),
+        header=("", "accuracy", "constant-answer baseline", *ceiling_header, "tasks / media"),
         rows=tuple(
             (
                 name,
@@ -432,7 +432,7 @@ def build_training_tables(folder: Path, stages: Mapping[str, Sequence[Mapping[st
         columns = ("stage", "step", "alarm", "reason", "action")
         tables.append(Table(title="Alarms", header=columns, rows=tuple(alarms)))
     if validations:
-        names = ("stage", "step", "mode", "accuracy", "format compliance", "tasks / clips")
+        names = ("stage", "step", "mode", "accuracy", "format compliance", "tasks / media")
         tables.append(Table(title="Validations", header=names, rows=tuple(validations)))
     return [ReportSection(title="Training", tables=tuple(tables))]
 
@@ -456,7 +456,7 @@ def find_alarms(
 
 
 def _format_validation(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return step, mode, accuracy, format compliance, and tasks / clips of each mode of a validation."""
+    """Return step, mode, accuracy, format compliance, and tasks / media of each mode of a validation."""
     modes = [name.partition("/")[0] for name in row if name.endswith("/episodes")]
     return [
         (

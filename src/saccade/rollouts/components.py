@@ -173,7 +173,7 @@ def _build_engine(recipe: Recipe, **dependencies: Any) -> Any:
 
 def resolve_settings(folder: str, plugin: PluginConfig) -> dict[str, Any]:
     """Return all settings of a plugin: the given ones, checked and converted, and the defaults of its signature."""
-    parameters = plugins.get_definition(folder, plugin.name).parameters
+    parameters = plugins.get_signature(folder, plugin.name).parameters
     defaults = {name: value.default for name, value in parameters.items() if value.default is not value.empty}
     return {**defaults, **plugins.check_settings(folder, plugin.name, plugin.settings)}
 

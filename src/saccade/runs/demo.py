@@ -251,7 +251,7 @@ def build_headline_tables(comparison: Comparison) -> list[Table]:
         )
         for part in ("", ANSWER_SHOWN, ANSWER_NOT_SHOWN)
     ]
-    header = ("", *EVALUATED_STAGES.values(), "gain by RL, paired", "tasks / clips")
+    header = ("", *EVALUATED_STAGES.values(), "gain by RL, paired", "tasks / media")
     tools = Table(
         title="Greedy with tools minus without, by whether the overview shows the answer",
         header=("", *EVALUATED_STAGES.values()),
@@ -275,6 +275,6 @@ def _build_question_table(comparison: Comparison) -> Table:
         rows.append((question, *cells, format_optional(last.constant_baseline), format_counts(last.accuracy)))
     return Table(
         title="By question, greedy",
-        header=("", *columns.values(), "constant-answer baseline", "tasks / clips"),
+        header=("", *columns.values(), "constant-answer baseline", "tasks / media"),
         rows=tuple(rows),
     )

@@ -90,7 +90,7 @@ def describe_question(question: Question, labels: Labels, config: SyntheticConfi
     evidence, cover = _find_required_spans(question, labels, config.event_seconds)
     text = text_templates.format_question(question.kind, target=question.target, second=question.second)
     return text, {
-        "question": question.kind,
+        "question": question.kind,  # its type; the key is part of the digests and seeds of tasks
         "target": question.target,
         "second": question.second,
         **labels.extras,

@@ -198,7 +198,7 @@ def build_tables(ablation: Ablation, rows: Sequence[ResultRow]) -> list[Table]:
                     for variant, slices in finished.items()
                 ]
             else:
-                header = ("", "before RL", "after RL", "after − before", baseline, "tasks / clips / seeds")
+                header = ("", "before RL", "after RL", "after − before", baseline, "tasks / media / seeds")
                 cells = [_format_change(variant, slices[None]) for variant, slices in finished.items()]
             name = "Training rollouts, mean over the last third of the steps" if title == FINAL_STEPS else title
             tables.append(Table(title=f"{name}: {condition}", header=header, rows=tuple(cells)))

@@ -30,7 +30,7 @@ class ShardedBackbone(Backbone):
 
     def __init__(self, controller: Controller, settings: ModelConfig) -> None:
         self.controller = controller
-        controller.prepare("read_model", settings)
+        controller.call_on_rank_zero("read_model", settings)
         own: Backbone = controller.call("load_model", settings)
         self.__dict__.update({**vars(own), "settings": settings})
 
@@ -94,7 +94,7 @@ class ShardedBackbone(Backbone):
     def create_reference(self, folder: str | None, reference_device: str) -> "ShardedReference":
         """Create the reference policy from a folder's weights, or from the current ones (None)."""
         if folder is not None:
-            self.controller.prepare("read_reference", folder)
+            self.controller.call_on_rank_zero("read_reference", folder)
         self.controller.call("create_reference", folder, reference_device)
         return ShardedReference(self.controller)
 

@@ -76,7 +76,7 @@ class Controller:
         self.has_lost_rank = False  # a call raises RankLostError soon, or has raised it
         self.is_ending = False  # the job was stopped by a signal
 
-    def prepare(self, method: str, *args: Any) -> None:
+    def call_on_rank_zero(self, method: str, *args: Any) -> None:
         """Run a worker's method on rank 0 alone, before a call; an error in it leaves the other ranks ready."""
         with self._lock:
             getattr(self._worker, method)(*args)
