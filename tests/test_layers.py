@@ -142,6 +142,7 @@ def test_modules_import_only_from_earlier_layers():
         assert other != "sandbox" or name == "saccade.sandbox", f"{module} imports {name}: saccade.sandbox is the API"
 
 
+@pytest.mark.slow
 def test_no_private_module_is_imported_across_top_level_folders():
     crossing = [
         (module, name)

@@ -62,6 +62,7 @@ def is_read(node):
     return "rb" in modes or "r" in modes or (bool(text_options) and not modes)
 
 
+@pytest.mark.slow
 def test_files_of_users_are_opened_by_one_function():
     """A named pipe would block what opens it: `utils.files.open_file` refuses all but files and folders."""
     reads = {f"{name}:{node.lineno}" for name, node in list_nodes() if is_read(node)}
@@ -77,6 +78,7 @@ def test_functions_are_annotated():
     assert not [f"{name}:{node.name}" for name, node in functions if node.returns is None and node.name not in own]
 
 
+@pytest.mark.slow
 def test_forbidden_words_and_calls():
     unfinished = re.compile(r"\b(TO" r"DO|FIX" r"ME|XXX)\b")
     assert not [get_name(path) for path in FILES if unfinished.search(path.read_text())]

@@ -78,7 +78,7 @@ def test_coverage_of_binary_scores_is_exact(clusters):
         assert (ways * p**successes * (1 - p) ** (clusters - successes))[covered].sum() >= 0.92
 
 
-@pytest.mark.parametrize("clusters", [2, 3, 5, 8, 12])
+@pytest.mark.parametrize("clusters", [3, 12, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5, 8))])
 def test_coverage_of_clustered_and_skewed_scores(simulation, clusters):
     for index in range(4, len(simulation.DESIGNS), 2):
         design = simulation.DESIGNS[index]
@@ -93,7 +93,7 @@ def test_plain_intervals_of_few_clusters_are_too_narrow(simulation):
     assert simulation.measure_coverage(design, 5, 200) > 0.95
 
 
-@pytest.mark.parametrize("clusters", [1, 2, 3, 5, 6, 8, 12])
+@pytest.mark.parametrize("clusters", [3, 6, 12, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 5, 8))])
 def test_no_difference_is_rarely_significant(simulation, clusters):
     rates = [simulation.measure_false_alarms(design, clusters, 100) for design in simulation.NULL_DESIGNS]
     assert np.mean(rates) <= 0.05

@@ -181,7 +181,11 @@ def test_parameters_out_of_range_are_refused_by_every_route(library, questions):
             refuse(get, "/api/episodes", "GET", name, value)
 
 
-@pytest.mark.parametrize("value", ["", "\x00", "../..", "\u202e%'\"" + "a" * 3000])
+# Each value takes a request per route and parameter.
+@pytest.mark.parametrize(
+    "value",
+    ["\u202e%'\"" + "a" * 3000, *(pytest.param(value, marks=pytest.mark.slow) for value in ("", "\x00", "../.."))],
+)
 def test_no_value_of_any_parameter_breaks_a_route(library, value):
     get = build_get(library)
     for path, method in list_routes(get.app):

@@ -824,6 +824,7 @@ syscall = ctypes.CDLL(None, use_errno=True).syscall
 FUTEX = {"x86_64": 202, "aarch64": 98}
 
 
+@pytest.mark.slow  # both wait five seconds
 def test_episodes_cannot_wake_each_other(any_server):
     """A futex in a file is the same for all processes that map it, also read-only."""
     wait = f"{WAIT_AND_WAKE}\nprint(syscall({FUTEX[platform.machine()]}, address, 0, value, (ctypes.c_long * 2)(5, 0)))"

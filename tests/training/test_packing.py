@@ -138,7 +138,11 @@ def test_loss_and_gradients_equal_one_row_per_sample(backbone, pack_length, micr
         assert float((grad - grads_1[name]).abs().max()) <= 1e-5 * max(scale, 1.0), name
 
 
-@pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True}, {"lora_rank": 2}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, *(pytest.param(c, marks=pytest.mark.slow) for c in ({"activation_checkpointing": True}, {"lora_rank": 2}))],
+    ids=str,
+)
 def test_logprobs_and_gradients_equal_those_of_a_dense_mask(backbone, changes, monkeypatch):
     """In float64, so that rounding, which differs from CPU to CPU, hides no difference."""
     backbone = Backbone(backbone.settings.model_copy(update=changes))

@@ -26,8 +26,8 @@ from saccade.rollouts.components import resolve_settings
 NOTE = (
     "Counts are upper bounds: every reply and tool result has its maximum length; all frame budgets are equally "
     "frequent. --reply-tokens and --calls-per-turn plan a usual step instead. A video has the size shown and at least "
-    "as many frames as the budget; a question has {question} tokens. Text is counted with the model's tokenizer if its folder exists, "
-    "else as one token per word, digit and run of punctuation.\n"
+    "as many frames as the budget; a question has {question} tokens. Text is counted with the model's tokenizer if its "
+    "folder exists, else as one token per word, digit and run of punctuation.\n"
     "Weights, gradients, optimizer state and copies are sharded evenly over the GPUs; gradients are float32 during a "
     "step. Activations are what autograd saves of one micro-batch with an attention that saves no scores; logits are "
     "five float32 copies of one chunk. Fragmentation and the libraries' own memory come on top."
