@@ -316,6 +316,11 @@ def test_a_folder_that_holds_something_else(tmp_path):
     fail(DataError, "data", "synth", tmp_path, *SYNTHETIC, key=tmp_path)
 
 
+def test_resuming_a_run_that_never_started(tmp_path, tiny_folder, dataset_folder):
+    start = ["sft", "tiny/para_grpo", "--model", tiny_folder, "--data", dataset_folder, "--out", tmp_path / "run"]
+    assert "without --resume" in fail(RunError, *start, "--resume", key=tmp_path / "run")
+
+
 @pytest.mark.slow
 def test_a_full_disk_while_a_step_is_logged(tmp_path, tiny_folder, dataset_folder, monkeypatch):
     run, log = tmp_path / "run", Run.log

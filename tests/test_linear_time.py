@@ -15,6 +15,7 @@ from saccade.data.conversations import SourceMessage, find_bodies
 from saccade.data.rewrite_paths import PathRewriter
 from saccade.errors import ToolError
 from saccade.evaluation.benchmarks.answer_extraction import split_inline_options
+from saccade.rewards.answer_types.base import unwrap_answer
 from saccade.testing import FakeMediaLoader
 from saccade.tools.base import ToolContext
 from saccade.tools.video_window import select_video
@@ -80,6 +81,13 @@ SECRETS = {
 @pytest.mark.parametrize("text", SECRETS.values(), ids=SECRETS)
 def test_redaction(text):
     assert redact(text, KEY) == text
+
+
+@pytest.mark.parametrize("unit", ["<answer>", "</answer>", "<answer", "\\boxed{", "\\boxed"])
+def test_published_answers(unit):
+    text = fill(unit)
+    assert text.startswith(unwrap_answer(text))
+    assert unwrap_answer(f"{text}<answer>red</answer>") == "red"
 
 
 @pytest.mark.parametrize("unit", [" ", "\t", "<image>", "<image_clue_1>", "<interpreter>", "<tool_response>"])

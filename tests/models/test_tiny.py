@@ -9,13 +9,13 @@ import pytest
 import torch
 from error_cases import raises
 from tokenizers import pre_tokenizers
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerFast
 
 from saccade.chat.renderer import load_renderer
 from saccade.data.synthetic import text_templates
 from saccade.data.synthetic.events import COLORS
 from saccade.environments import single_turn, tool_calling
-from saccade.errors import ModelError
+from saccade.errors import ModelError, RunError
 from saccade.ledger import ImageRef, Ledger
 from saccade.models.tiny import make_tiny_model
 from saccade.tools.crop_video import crop_video
@@ -135,3 +135,15 @@ def test_the_template_is_in_the_folder(folder, tokenizer):
 def test_invalid_settings_are_refused(tmp_path, name, value):
     with raises(ModelError, key=name, value=value):
         make_tiny_model(str(tmp_path), **{name: value})
+
+
+def test_a_tokenizer_that_does_not_fit_on_the_disk(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):  # as tokenizers does
+        raise Exception("No space left on device (os error 28)")
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", refuse)
+    with raises(RunError, key=str(tmp_path / "tiny")):
+        make_tiny_model(str(tmp_path / "tiny"))
+    monkeypatch.undo()
+    make_tiny_model(str(tmp_path / "tiny"))
+    assert (tmp_path / "tiny" / "tokenizer.json").is_file()

@@ -1,5 +1,9 @@
 """The index of a run's episodes: complete, filtered and paged, incremental, rebuilt when it is damaged."""
 
+import contextlib
+import resource
+import stat
+import tempfile
 from dataclasses import replace
 
 import pytest
@@ -8,6 +12,7 @@ from page_cases import decode, example
 from viewer_cases import build_record, build_rollouts, make_run, write_rollouts
 
 from saccade.data.dataset import load_tasks
+from saccade.errors import RunError
 from saccade.evaluation.judge_results import JudgeVerdict
 from saccade.reporting.episode_view import build_timeline
 from saccade.reporting.viewer.episodes import (
@@ -143,6 +148,45 @@ def test_verdicts_belong_to_samples_and_may_be_deleted(tmp_path):
     results.with_suffix(".verdicts.jsonl").unlink()
     index.refresh()
     assert len(list_refs(index, stage="before", verdict="right")) == 2  # the rule's scores
+
+
+@contextlib.contextmanager
+def limit_file_size(num_bytes):
+    """No file may grow beyond so many bytes: writes fail as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_the_index(tmp_path):
+    folder = make_run(tmp_path / "a", num_steps=1)
+    index = EpisodeIndex(folder)
+    index.refresh()
+    known, inode = index.count(), (folder / INDEX_FOLDER / "index.sqlite").stat().st_ino
+    write_rollouts(folder, 2, build_rollouts(2, str(next((folder / "media").iterdir()))))
+    with limit_file_size(100), pytest.raises(RunError, match="free some space"):
+        index.refresh()
+    assert index.count() == known
+    assert (folder / INDEX_FOLDER / "index.sqlite").stat().st_ino == inode
+    assert index.refresh()
+    assert index.count() == known + PER_STEP
+
+
+def test_the_index_of_a_closed_run_is_private(tmp_path, monkeypatch):
+    folder, shared = make_run(tmp_path / "a", num_steps=1), tmp_path / "tmp"
+    shared.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    (folder / INDEX_FOLDER).touch()  # no index can be beside the run
+    EpisodeIndex(folder).refresh()
+    (private,) = shared.iterdir()
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    private.rename(tmp_path / "theirs")
+    private.symlink_to(tmp_path / "theirs")  # as another user could
+    with pytest.raises(RunError, match="TMPDIR"):
+        EpisodeIndex(folder)
 
 
 def test_damaged_files_and_a_damaged_index(tmp_path):

@@ -62,7 +62,7 @@ def test_a_file_of_another_kind_is_an_error(folders, tmp_path):
 def test_a_pdf_holds_any_text(tmp_path):
     table = Table(title=NASTY, header=("a", NASTY), rows=((NASTY, "x" * 3000), *(("b", "c") for _ in range(200))))
     report = Report(kind="run", title=NASTY, warnings=(NASTY,), sections=(ReportSection(title=NASTY, tables=(table,)),))
-    assert write_pdf(report, tmp_path / "nasty.pdf").read_bytes().startswith(b"%PDF")
+    assert write_pdf(report, tmp_path / "new" / "nasty.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_tables_are_wrapped_to_the_width():

@@ -20,7 +20,7 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from saccade.errors import ModelError
+from saccade.errors import ModelError, RunError, convert_errors
 from saccade.models.checkpoint_files import convert_write_errors
 from saccade.models.tiny_tokenizer import make_tokenizer
 from saccade.utils.hashing import derive_seed
@@ -221,7 +221,9 @@ def _save_checkpoint(
     # Servers need a video processor config, too, although Saccade shows a video as images with timestamps.
     with convert_write_errors():
         model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    # tokenizers raises a plain Exception for a full disk.
+    with convert_errors(RunError, f"{folder.parent} can't be written; free some space", key=str(folder.parent)):
+        tokenizer.save_pretrained(folder)
     for name, key, class_name in (
         ("preprocessor", "image_processor_type", "Qwen2VLImageProcessor"),
         ("video_preprocessor", "video_processor_type", "Qwen3VLVideoProcessor"),

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from saccade.metrics.tables import Table
 from saccade.reporting.plots import PLOT_DPI
 from saccade.reporting.report import EXAMPLES_TITLE, Report
-from saccade.utils.files import convert_file_errors, write_atomically
+from saccade.utils.files import convert_file_errors, create_folder, write_atomically
 from saccade.utils.text import escape_control_characters
 
 PAGE_SIZE = (8.27, 11.69)  # A4, in inches
@@ -35,6 +35,8 @@ HEADING_SIZES = {1: 15.0, 2: 11.0, 3: 8.5}
 def write_pdf(report: Report, path: Path) -> Path:
     """Write a report as a PDF of A4 pages; return its path. Raises RunError if the file can't be written."""
     metadata = {"Title": escape_control_characters(report.title)}
+    with convert_file_errors(path):
+        create_folder(path.parent)
     with (
         warnings.catch_warnings(),  # until the file is closed, which embeds the fonts
         convert_file_errors(path),

@@ -22,7 +22,7 @@ from typing import Any, overload
 
 from saccade.config.load import load_recipe
 from saccade.config.schema import Recipe
-from saccade.errors import ConfigError, DataError, MediaError
+from saccade.errors import ConfigError, DataError, MediaError, RunError
 from saccade.evaluation.judge_results import read_judged_episodes
 from saccade.evaluation.runner import Progress
 from saccade.evaluation.shards import get_results_path
@@ -251,6 +251,9 @@ def fill_paths(
     )
     if not resume:
         return filled
+    if not (Path(out) / "recipe.yaml").exists():
+        hint = "repeat the command without --resume, which starts it"
+        raise RunError(f"there is no run at {out} to resume: it has no recipe.yaml; {hint}", key=str(out))
     started = Run.open(Path(out)).recipe
     paths = {f"data.{name}": path for name, path in started.data if not getattr(filled.data, name)}
     return filled.with_values({**paths, "model.path": filled.model.path or started.model.path})

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from saccade.errors import SaccadeError
+from saccade.errors import RunError, SaccadeError
 from saccade.evaluation.judge_results import VERDICTS_SUFFIX, apply_verdicts, list_results_files, read_verdicts
 from saccade.evaluation.records import read_records
 from saccade.training.episode_log import list_rollout_files, read_rollout_lines
 from saccade.types import BlockKind, ScoredEpisode
-from saccade.utils.files import open_file
+from saccade.utils.files import create_private_folder, open_file
 from saccade.utils.hashing import compute_digest
 from saccade.utils.jsonl import parse_plain_json
 
@@ -92,6 +92,11 @@ _COLUMNS = {
     "error": "TEXT",
     "is_failed": "INTEGER NOT NULL",  # whether it has an error
 }
+# Errors that don't come from the index's content: to build it again would neither help nor be possible.
+_UNWRITABLE = {
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY),
+    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM),
+}
 _VALUE_TYPES: dict[str, tuple[type, ...]] = {"TEXT": (str,), "INTEGER": (int,), "REAL": (int, float)}
 _TYPES = [(name, _VALUE_TYPES[kind.split()[0]], "NOT NULL" not in kind) for name, kind in _COLUMNS.items()]
 # An index with all of these is read alone: 100,000 whole rows take several times as long.
@@ -140,7 +145,11 @@ class EpisodeIndex:
         try:
             with self._open(is_writer=True) as connection:
                 return self._refresh(connection)
-        except sqlite3.DatabaseError:
+        except sqlite3.DatabaseError as error:
+            # An extended code's lowest byte is its kind. Only Python's own errors have none.
+            if vars(error).get("sqlite_errorcode", 0) & 0xFF in _UNWRITABLE:
+                problem = f"{self._path} can't be written: {error}; free some space, or allow writing to its folder"
+                raise RunError(problem, key=str(self._path)) from error
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{self._path}{suffix}").unlink(missing_ok=True)
             with self._open(is_writer=True) as connection:
@@ -428,7 +437,14 @@ def _choose_path(run_folder: Path) -> Path:
             return folder / "index.sqlite"
     except OSError:
         pass
-    return Path(tempfile.gettempdir()) / f"saccade-index-{compute_digest(str(run_folder.resolve()))[:16]}.sqlite"
+    shared = Path(tempfile.gettempdir(), f"saccade-index-{os.getuid()}")
+    try:
+        create_private_folder(shared)  # other users could read or replace a file at a path that they can predict
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        problem = f"{shared} can't hold the index of {run_folder}: {reason}; set TMPDIR to a folder of your own"
+        raise RunError(problem, key=str(shared)) from error
+    return shared / f"{compute_digest(str(run_folder.resolve()))[:16]}.sqlite"
 
 
 def _stamp(path: Path) -> str:

@@ -15,7 +15,6 @@ from saccade.types import Episode, Task
 
 GroundTruth = str | float | tuple[float, ...]
 FOLDER = "rewards.answer_types"
-_ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _MAX_QUOTED_CHARS = 120
 _MAX_NUMBER = 1e308  # a JSON integer may have any number of digits
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?%?")
@@ -135,7 +134,9 @@ def unwrap_answer(text: str) -> str:
     >>> unwrap_answer("<answer>\n\\boxed{red}\n</answer>")
     'red'
     """
-    answer = (_ANSWER_TAG.findall(text) or [text])[-1].strip()
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, max(end, 0))  # the last closed one; a regex would take quadratic time
+    answer = (text if start < 0 else text[start + len("<answer>") : end]).strip()
     boxed = extract_boxed(answer)
     return boxed[-1].strip() if boxed and answer.startswith("\\boxed") else answer
 
