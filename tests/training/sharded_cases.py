@@ -2,7 +2,8 @@
 
 A script under torchrun, `sharded_cases.py ACTION WORK OUT`, runs one of ACTIONS with the `workspace.pickle` in WORK.
 `sharded_cases.py jobs WORK JOBS` runs several jobs, one after another, each in processes that it forks through
-torchrun's API: modules are imported once. JOBS is a JSON list of [number of processes, [[ACTION, OUT], ...]].
+torchrun's API: modules are imported once. JOBS is a JSON list of [nodes, processes of each, [[ACTION, OUT], ...]];
+several nodes are simulated by the environment of their processes.
 """
 
 import errno
@@ -32,7 +33,7 @@ from saccade.runs import pipeline
 from saccade.training import checkpoint, rl
 from saccade.training.distributed import worker
 from saccade.training.distributed.backbone import ShardedBackbone, ShardedOptimizer, create_optimizer
-from saccade.training.distributed.launch import join_training_processes
+from saccade.training.distributed.launch import count_processes, join_training_processes
 from saccade.training.optimizer import STATE_FOLDER, Optimizer
 from saccade.training.policy_update import update_policy
 from saccade.training.train_step import pack_samples, train_step
@@ -149,12 +150,18 @@ def continue_copy(workspace, samples, out: Path) -> None:
     continue_once(workspace, samples, out)
 
 
-FEW_CASES = {2: ("sft lora", "sft untied", "rl texts", "rl kl"), 4: ("sft lora", "rl texts")}  # by number of processes
+# By numbers of nodes and of processes of each.
+FEW_CASES = {
+    (1, 2): ("sft lora", "sft untied", "sft muon", "sft bfloat16", "rl texts", "rl kl", "rl kl lora"),
+    (1, 4): ("sft lora", "rl texts"),
+    (2, 2): ("sft lora", "rl kl"),
+}
 
 
 def run_few_cases(workspace, samples, out: Path, names=()) -> None:
     """Train some cases."""
-    for name in names or FEW_CASES[distributed.get_world_size()]:
+    num_processes, num_nodes = count_processes()
+    for name in names or FEW_CASES[num_nodes, num_processes]:
         result = train(workspace, CASES[name], out / name, samples)
         (out / name / "result.json").write_text(json.dumps(result))
 
@@ -328,13 +335,19 @@ def main(work: Path, actions: list[tuple[str, str]]) -> None:
                 ACTIONS[name](workspace, samples, Path(out))
 
 
-def fork_jobs(work: Path, jobs: list[tuple[int, list[tuple[str, str]]]]) -> None:
+def run_on_node(work: Path, actions: list[tuple[str, str]], num_processes: int) -> None:
+    """Run a job as one of so many processes of a node."""
+    os.environ |= {"LOCAL_WORLD_SIZE": str(num_processes), "LOCAL_RANK": str(int(os.environ["RANK"]) % num_processes)}
+    main(work, actions)
+
+
+def fork_jobs(work: Path, jobs: list[tuple[int, int, list[tuple[str, str]]]]) -> None:
     """Run jobs one after another; each must end well, unless its last action is one of FAILING."""
-    for number, (num_processes, actions) in enumerate(jobs):
+    for number, (num_nodes, num_processes, actions) in enumerate(jobs):
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
-            nproc_per_node=num_processes,
+            nproc_per_node=num_nodes * num_processes,
             run_id=str(number),
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
@@ -343,7 +356,7 @@ def fork_jobs(work: Path, jobs: list[tuple[int, list[tuple[str, str]]]]) -> None
         )
         must_fail = actions[-1][0] in FAILING
         try:
-            elastic_launch(config, main)(work, actions)
+            elastic_launch(config, run_on_node)(work, actions, num_processes)
         except ChildFailedError:
             if not must_fail:
                 raise

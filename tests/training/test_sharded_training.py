@@ -49,7 +49,7 @@ def run_processes(action, work, out, *, num_processes=2, num_nodes=1):
 
 
 def fork_processes(work, jobs):
-    """Run jobs of `sharded_cases`, a number of processes and actions with folders each; modules are imported once."""
+    """Run jobs of `sharded_cases`: nodes, processes of each, actions with folders; modules are imported once."""
     command = [sys.executable, sharded_cases.__file__, "jobs", str(work), json.dumps(jobs, default=str)]
     environment = {**os.environ, "PYTHONPATH": str(Path(models.__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
@@ -107,10 +107,11 @@ def forked(prepared, tmp_path_factory):
     out = tmp_path_factory.mktemp("forked")
     resumed = (("continue", "sharded"), ("continue copy", "resumed"), ("continue uninterrupted", "whole"))
     jobs = [
-        (2, [("few", out / "few-2"), *((action, out / name) for action, name in resumed)]),
-        (1, [("continue", out / "sharded")]),
-        (4, [("continue", out / "sharded"), ("few", out / "few-4")]),
-        *((2, [(action, out / action)]) for action in sharded_cases.FAILING),
+        (1, 2, [("few", out / "few-1-2"), *((action, out / name) for action, name in resumed)]),
+        (1, 1, [("continue", out / "sharded")]),
+        (1, 4, [("continue", out / "sharded"), ("few", out / "few-1-4")]),
+        (2, 2, [("few", out / "few-2-2")]),
+        *((1, 2, [(action, out / action)]) for action in sharded_cases.FAILING),
     ]
     for action in sharded_cases.FAILING:
         (out / action).mkdir()
@@ -133,10 +134,11 @@ def expect(prepared, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("num_processes", "name"), [(number, name) for number, names in sharded_cases.FEW_CASES.items() for name in names]
+    ("num_nodes", "num_processes", "name"),
+    [(*shape, name) for shape, names in sharded_cases.FEW_CASES.items() for name in names],
 )
-def test_two_and_four_processes_train_like_one(forked, expect, num_processes, name):
-    check_training(expect, forked / f"few-{num_processes}", name)
+def test_two_and_four_processes_train_like_one(forked, expect, num_nodes, num_processes, name):
+    check_training(expect, forked / f"few-{num_nodes}-{num_processes}", name)
 
 
 @pytest.mark.soak
