@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.algorithms.group_advantages import GroupAdvantages
+from saccade.chat.parser import parse_reply
 from saccade.ledger import ImageRef, ImageSlot, Ledger, Origin
 from saccade.training.training_samples import build_sample, build_samples, mask_stale_tokens, split_mini_batches
 from saccade.types import (
@@ -80,6 +81,23 @@ def test_sub_agents_share_their_parents_advantage(sub_agent_advantage):
     advantages = [(get_first_token(sample), max(sample.advantages, key=abs)) for sample in samples]
     shared = [(1, 2.0), (2, 2.0), (3, 2.0), (4, 2.0), (5, -1.0)]
     assert advantages == (shared if sub_agent_advantage == "shared" else [(1, 2.0), (5, -1.0)])
+
+
+def test_a_sub_agent_that_supports_the_answer_shares_its_advantage():
+    def answer(first_token, text, *children):
+        return replace(make_episode(first_token, *children), turns=(Turn(reply=parse_reply(text)),))
+
+    children = [answer(2, "It's red."), answer(3, "A REDDISH one"), answer(4, "none", answer(5, "Red, I think"))]
+    for text, expected in (
+        ("<answer>red</answer>", [1, 2, 5]),
+        ("<answer>**Red.**</answer>", [1, 2, 5]),
+        ("<answer>red one</answer>", [1]),
+        ("<answer>?</answer>", [1]),  # without a word
+        ("red", [1]),  # no answer
+    ):
+        samples = build_samples([make_group(answer(1, text, *children))], [advantages_of(-1.5)], "supporting")
+        assert [get_first_token(sample) for sample in samples] == expected, text
+        assert all(min(sample.advantages) == -1.5 for sample in samples)
 
 
 VOCABULARY = {5: "<ans", 7: "wer>", 4: "red"}

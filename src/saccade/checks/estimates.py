@@ -405,7 +405,7 @@ def estimate_rl_training(recipe: Recipe, episode: EpisodeSize) -> TrainingCost:
     _require_plannable(settings.prompts_per_step, group_size, episode)
     prompts = episode.assign_frame_budgets(settings.prompts_per_step)
     num_children = len(prompts) * group_size * episode.num_sub_agents
-    children = [sub_agent] * num_children if sub_agent and settings.advantage.sub_agent_advantage == "shared" else []
+    children = [sub_agent] * num_children if sub_agent and settings.advantage.sub_agent_advantage != "none" else []
     trees = [
         (size, prompt) for prompt in prompts for size in compute_tree_sizes(prompt, group_size, settings.pack_length)
     ]

@@ -573,6 +573,9 @@ class SftConfig(StageConfig):
         return self
 
 
+SubAgentAdvantage = Literal["none", "shared", "supporting"]
+
+
 class AdvantageConfig(Section):
     """How advantages are computed from the rewards of a group."""
 
@@ -586,9 +589,9 @@ class AdvantageConfig(Section):
     # read them; tokens = over the trained tokens of the batch, after filters have read them and after the KL penalty
     # (rl.kl.advantage_coef) is subtracted
     whiten: Literal["none", "episodes", "tokens"] = "none"
-    sub_agent_advantage: Literal["none", "shared"] = (
-        "shared"  # advantage of sub-agent episodes; shared = their parent's
-    )
+    # advantage of sub-agents, which are not trained without one. shared = their parent's; supporting = their parent's,
+    # for those whose reply contains its answer
+    sub_agent_advantage: SubAgentAdvantage = "shared"
     reward_scale: PositiveFloat = 1.0  # factor of the reward, applied after reward_bias
     reward_bias: float = 0.0  # added to the reward, applied first
     reward_clip: PositiveFloat = 20.0  # maximum absolute value of the reward, applied last

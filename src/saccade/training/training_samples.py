@@ -1,31 +1,32 @@
 """Convert scored groups to training samples: select the conversations, and assign advantages to their tokens."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Literal
 
 import numpy as np
 
 from saccade.algorithms.credit import Decode, build_span_token_mask
 from saccade.algorithms.group_advantages import GroupAdvantages
+from saccade.config.schema import SubAgentAdvantage
 from saccade.ledger import Ledger, Origin
+from saccade.rewards.text_normalization import normalize_and_casefold
 from saccade.types import Episode, Group, Span, TrainingSample
 
 
 def build_samples(
     groups: Sequence[Group],
     advantages: Sequence[GroupAdvantages],
-    sub_agent_advantage: Literal["none", "shared"],
+    sub_agent_advantage: SubAgentAdvantage,
     *,
     decode: Decode | None = None,
     masks: Sequence[Sequence[bool]] | None = None,
 ) -> list[TrainingSample]:
     """Return one sample per trained conversation of the episodes that `masks` select (None: all).
 
-    Each episode's main conversation is trained, and with `sub_agent_advantage="shared"` its sub-agents' too, with the
-    parent's advantage. The advantages of spans are added on their tokens, which `decode` identifies; turns and calls
-    are those of the main conversation.
+    Each conversation has the advantage of its episode; see `list_trained_conversations`. The advantages of spans are
+    added on their tokens, which `decode` identifies; turns and calls are those of the main conversation.
     """
     masks = [[True] * len(group.episodes) for group in groups] if masks is None else masks
     samples = []
@@ -34,13 +35,36 @@ def build_samples(
         for index, (scored, advantage, is_kept) in enumerate(rows):
             by_span = {span: float(value_G[index]) for span, value_G in group_advantages.by_span.items()}
             tags = {span: value for span, value in by_span.items() if span.kind == "tags"}
-            children = list(scored.episode.walk())[1:] if sub_agent_advantage == "shared" else []
-            for conversation in [scored.episode, *children] if is_kept else []:
+            for conversation in list_trained_conversations(scored.episode, sub_agent_advantage) if is_kept else []:
                 if conversation.ledger.sampled_tokens():
                     own = by_span if conversation is scored.episode else tags
                     sample = build_sample(conversation, advantage, by_span=own, decode=decode)
                     samples.append(replace(sample, group=number))
     return samples
+
+
+def list_trained_conversations(episode: Episode, sub_agent_advantage: SubAgentAdvantage) -> list[Episode]:
+    """Return the conversations of an episode that are trained: its own first, then those of its sub-agents.
+
+    With "supporting" a sub-agent takes part if its reply contains the words of the episode's answer: it shares the
+    credit, or the blame, for what was answered, and neither for what the main agent disregarded.
+    """
+    if sub_agent_advantage == "none":
+        return [episode]
+    if sub_agent_advantage == "shared":
+        return list(episode.walk())
+    answer = _split_words(episode.answer or "")
+    return [
+        part
+        for part in episode.walk()
+        if part is episode or (part.turns and answer.strip() and answer in _split_words(part.turns[-1].reply.text))
+    ]
+
+
+def _split_words(text: str) -> str:
+    """Return the words of a text, each between blanks, so that one text contains another's words but no half words."""
+    words = re.findall(r"[^\W_]+", normalize_and_casefold(text))
+    return f" {' '.join(words)} "
 
 
 def mask_stale_tokens(samples: Sequence[TrainingSample], min_version: int) -> tuple[list[TrainingSample], int]:

@@ -38,7 +38,7 @@ from saccade.training.episode_log import (
     read_step_token_values,
 )
 from saccade.training.token_log import StoredValues
-from saccade.training.training_samples import build_sample
+from saccade.training.training_samples import build_sample, list_trained_conversations
 from saccade.types import Group, ScoredEpisode
 from saccade.utils.hashing import compute_digest
 
@@ -426,9 +426,10 @@ class Library:
         tags = {span: value for span, value in by_span.items() if span.kind == "tags"}
         value = float(own.every_token_G[member])
         result = {}
+        trained = list_trained_conversations(scored.episode, credit)
         for number, part in enumerate(scored.episode.walk()):
-            if number and credit != "shared":
-                break
+            if not any(part is conversation for conversation in trained):
+                continue
             sample = build_sample(part, value, by_span=by_span if number == 0 else tags, decode=decode)
             result[number] = sample.advantages
         return result
