@@ -241,6 +241,11 @@ class SyntheticConfig(Section):
         return self.train + self.num_grid_images + self.validation + self.test
 
     @property
+    def num_test_tasks(self) -> int:
+        """Return the number of tasks of the test split."""
+        return self.test * (self.tasks_per_video if self.tasks == "tiling" else 1)
+
+    @property
     def num_grid_images(self) -> int:
         """Return the number of grid images."""
         return round(self.train * self.image.grid_images)

@@ -18,7 +18,7 @@ from saccade.config.load import load_recipe
 from saccade.config.schema import PositiveInt, Recipe, Section, parse_section
 from saccade.errors import ConfigError, RunError
 from saccade.plugins import suggest
-from saccade.runs.ablations.spec import BASE_RECIPE, COMMON_SETTINGS, AblationSpec, EvaluationMode, load_spec
+from saccade.runs.ablations.spec import COMMON_SETTINGS, AblationSpec, EvaluationMode, load_spec
 from saccade.utils.files import read_text
 from saccade.utils.hashing import compute_digest
 
@@ -146,7 +146,7 @@ class Ablation(Section):
             most = self.spec.quick.initial_checkpoint_steps
             steps = min(steps, most if checkpoint.continues_from is None else max(1, most // 4))
         settings = (f"sft.steps={steps}", *checkpoint.settings, "environment.settings.force_think=false")
-        return self._build_recipe(BASE_RECIPE, settings, seed, sections=INITIAL_CHECKPOINT_SECTIONS)
+        return self._build_recipe(self.spec.base_recipe, settings, seed, sections=INITIAL_CHECKPOINT_SECTIONS)
 
     def _build_recipe(self, name: str, settings: Sequence[str], seed: int, sections: Sequence[str] = ()) -> Recipe:
         quick = self.spec.quick
@@ -168,7 +168,18 @@ class Ablation(Section):
             message = f"{self.name} has no variant in {where}, so there is nothing to compare"
             raise ConfigError(message, key="--condition", value=self.conditions)
         for name in self.list_initial_checkpoints():
-            check_recipe(self.build_initial_checkpoint_recipe(name), ["sft"])
+            recipe, fraction = (
+                self.build_initial_checkpoint_recipe(name),
+                self.spec.initial_checkpoints[name].direct_fraction,
+            )
+            check_recipe(recipe, ["sft"])
+            if fraction is not None and recipe.synthetic.tasks != "tiling":
+                raise ConfigError(
+                    f"direct_fraction={fraction:g} of the initial checkpoint {name} has no effect with "
+                    f"synthetic.tasks={recipe.synthetic.tasks}; remove it",
+                    key="direct_fraction",
+                    value=fraction,
+                )
         for condition, variant in self.list_cells():
             recipe = self.build_recipe(condition, variant)
             check_recipe(recipe)
@@ -215,7 +226,7 @@ class Ablation(Section):
 
     def count_tasks(self, recipe: Recipe) -> int:
         """Return the number of held-out tasks of a seed."""
-        num_tasks = recipe.synthetic.test * recipe.synthetic.tasks_per_video
+        num_tasks = recipe.synthetic.num_test_tasks
         return min(num_tasks, recipe.evaluation.num_tasks or num_tasks)
 
     def _estimate_evaluation_seconds(self, recipe: Recipe) -> float:

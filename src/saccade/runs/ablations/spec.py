@@ -22,7 +22,6 @@ from saccade.errors import ConfigError
 from saccade.plugins import suggest
 
 PACKAGED_FOLDER = Path(__file__).parent / "sets"
-BASE_RECIPE = "tiny/base"  # of synthetic data and initial checkpoints
 # One thread, since two runs share the machine; 48 episodes to train on out of 64 rollouts.
 COMMON_SETTINGS = (
     "model.num_threads=1",
@@ -53,12 +52,17 @@ Settings = tuple[str, ...]
 
 
 class InitialCheckpoint(Section):
-    """`steps` of SFT on rewritten demonstrations, from random weights or from the checkpoint `continues_from`."""
+    """`steps` of SFT on rewritten demonstrations, from random weights or from the checkpoint `continues_from`.
+
+    `direct_fraction` is of demonstrations of the synthetic tasks `tiling`; those of other tasks don't have it.
+    """
 
     description: str = ""
     continues_from: str | None = None
     steps: PositiveInt = 400
-    direct_fraction: Fraction = 0.4  # demonstrations without a call, of those whose overview shows the answer
+    direct_fraction: Fraction | None = (
+        None  # 0.4 by default: demonstrations without a call, of those whose overview shows the answer
+    )
     python_style_fraction: Fraction = 0.0  # demonstrations with Python-style calls
     unclosed_think_fraction: Fraction = 0.0  # demonstrations that leave the think tag open
     one_call_per_turn: bool = False
@@ -108,6 +112,7 @@ class AblationSpec(Section):
     title: str
     claim: str
     hypothesis: str  # what the conditions test
+    base_recipe: str = "tiny/base"  # of synthetic data and initial checkpoints
     settings: Settings = ()
     steps: PositiveInt
     rollouts_per_step: PositiveInt = 64  # for the estimate of time: episodes that cost as much as an RL step
