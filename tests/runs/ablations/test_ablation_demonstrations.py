@@ -130,8 +130,26 @@ def test_direct_traces_are_a_matter_of_the_start(seed_folder):
     assert counts[1.0] > 4
 
 
+def test_demonstrations_of_other_tasks_are_those_of_the_dataset_rewritten(tmp_path):
+    recipe = Ablation.from_spec("claims").build_initial_checkpoint_recipe("unclosed_think")
+    config = recipe.synthetic.model_copy(update={"train": 6, "validation": 1, "test": 1})
+    generate_dataset(tmp_path / "data", config, seed=0)
+    tasks, folder = tmp_path / "data/train/tasks.jsonl", tmp_path / "initial_checkpoints" / "one"
+
+    def build(**settings):
+        return build_demonstrations(tasks, folder, recipe, InitialCheckpoint(**settings))
+
+    plain, rewritten = build(), build(unclosed_think_fraction=1.0)
+    stored = load_demonstrations(tmp_path / "data/train/demonstrations.jsonl")
+    assert [item.replies for item in plain] == [item.replies for item in stored]
+    assert {item.task.media[0].path.split("/clips")[0] for item in plain} == {"../../data/train"}
+    for before, after in zip(plain, rewritten, strict=True):
+        opened = tuple(reply.replace("</think>", "", 1) for reply in before.replies)
+        assert after.replies == (before.replies if before.is_auxiliary else opened)
+
+
 def test_rewritten_traces_are_learned_token_for_token(demo, tiny_folder):
-    recipe = Ablation.from_spec("dispatch").build_initial_checkpoint_recipe("one_call_per_turn")
+    recipe = Ablation.from_spec("turns").build_initial_checkpoint_recipe("one_call_per_turn")
     stage = TrainingComponents.from_recipe(
         recipe.model_copy(update={"model": ModelConfig(path=tiny_folder, num_threads=1)})
     )
@@ -152,7 +170,7 @@ def test_rewritten_traces_are_learned_token_for_token(demo, tiny_folder):
 
 
 def test_only_the_trained_form_with_closed_thinking_is_compliant(demo, tiny_folder):
-    recipe = Ablation.from_spec("dispatch").build_initial_checkpoint_recipe("one_call_per_turn")
+    recipe = Ablation.from_spec("turns").build_initial_checkpoint_recipe("one_call_per_turn")
     stage = TrainingComponents.from_recipe(
         recipe.model_copy(update={"model": ModelConfig(path=tiny_folder, num_threads=1)})
     )

@@ -168,11 +168,9 @@ class Ablation(Section):
             message = f"{self.name} has no variant in {where}, so there is nothing to compare"
             raise ConfigError(message, key="--condition", value=self.conditions)
         for name in self.list_initial_checkpoints():
-            recipe, fraction = (
-                self.build_initial_checkpoint_recipe(name),
-                self.spec.initial_checkpoints[name].direct_fraction,
-            )
+            recipe = self.build_initial_checkpoint_recipe(name)
             check_recipe(recipe, ["sft"])
+            fraction = self.spec.initial_checkpoints[name].direct_fraction
             if fraction is not None and recipe.synthetic.tasks != "tiling":
                 raise ConfigError(
                     f"direct_fraction={fraction:g} of the initial checkpoint {name} has no effect with "

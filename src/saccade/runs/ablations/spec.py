@@ -52,17 +52,13 @@ Settings = tuple[str, ...]
 
 
 class InitialCheckpoint(Section):
-    """`steps` of SFT on rewritten demonstrations, from random weights or from the checkpoint `continues_from`.
-
-    `direct_fraction` is of demonstrations of the synthetic tasks `tiling`; those of other tasks don't have it.
-    """
+    """`steps` of SFT on rewritten demonstrations, from random weights or from the checkpoint `continues_from`."""
 
     description: str = ""
     continues_from: str | None = None
     steps: PositiveInt = 400
-    direct_fraction: Fraction | None = (
-        None  # 0.4 by default: demonstrations without a call, of those whose overview shows the answer
-    )
+    # demonstrations without a call, of those whose overview shows the answer; of the tasks `tiling` alone, there 0.4
+    direct_fraction: Fraction | None = None
     python_style_fraction: Fraction = 0.0  # demonstrations with Python-style calls
     unclosed_think_fraction: Fraction = 0.0  # demonstrations that leave the think tag open
     one_call_per_turn: bool = False
