@@ -302,6 +302,16 @@ def test_ctrl_c_while_modules_are_imported_is_one_word():
     assert (done.returncode, done.stderr.split()) == (130, ["Interrupted."])
 
 
+def test_a_warning_shows_control_characters_as_visible_ones():
+    code = (
+        "import logging; from saccade.cli import app as cli\n"
+        "cli.app = lambda: logging.getLogger('saccade.models').warning('surplus tensor %s', 'x\\x1b[31m\\u202e')\n"
+        "cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "surplus tensor x\N{SYMBOL FOR ESCAPE}[31m\N{REPLACEMENT CHARACTER}\n"
+
+
 def test_stages_follow_from_the_recipe_and_its_data():
     recipe = load.load_recipe("tiny/para_grpo", ["data.train=t", "data.test=e"])
     assert stages.list_stages(recipe) == ["rl", "eval"]

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import functools
+import logging
 import os
 import shlex
 import shutil
@@ -69,6 +70,14 @@ def configure_environment() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # One sentence reports a lost rank; torch's warnings about its connections, with C++ stacks, would surround it.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+class EscapingFormatter(logging.Formatter):
+    """Shows control characters as visible ones: a logged name may come from a file or a server."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record."""
+        return escape_control_characters(super().format(record))
 
 
 # The commands as the help lists them, the common ones first, by the title of their panel.
@@ -197,6 +206,8 @@ app.command("rl", help="Reinforcement learning on tasks, from a model or from a 
 def main() -> None:
     """The entry point of `saccade`."""
     configure_environment()
+    if logging.lastResort is not None:  # prints the warnings of a command that has no handler of its own
+        logging.lastResort.setFormatter(EscapingFormatter())
     try:
         app()
     except SystemExit as request:
