@@ -269,7 +269,15 @@ def test_clusters_beyond_the_used_servers_are_not_simulated_again(monkeypatch):
 
 def test_assumptions_that_the_plan_replaces_are_named():
     done = run(
-        "recipes", "check", "tiny/para_grpo", "--reply-tokens", 99999999, "--calls-per-turn", 99, "--video-size", "64x64"
+        "recipes",
+        "check",
+        "tiny/para_grpo",
+        "--reply-tokens",
+        99999999,
+        "--calls-per-turn",
+        99,
+        "--video-size",
+        "64x64",
     )
     assert done.exit_code == 0
     for option, limit in (
