@@ -263,7 +263,9 @@ OLD_NAMES = {
     "AgentModel": "SaccadeModel",
     "MaterializeReport": "RewriteReport",
 }
-OLD_NAME = re.compile(rf"(?<![\w/.])(?:{'|'.join(map(re.escape, OLD_NAMES))})(?!\w)")
+OLD_NAME = re.compile(
+    rf"(?<![\w/.])(?:{'|'.join(map(re.escape, OLD_NAMES))})(?![\w\\])"
+)  # a report escapes underscores
 # (file, word or name): why it may stay there.
 EXCEPTIONS = {
     ("scripts/bootstrap", "quiet"): "an option of pip",
