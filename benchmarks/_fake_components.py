@@ -63,6 +63,13 @@ class Sizes:
 
 SCALES = {
     "qwen3-vl-8b": Sizes(),
+    "qwen3-vl-4b": Sizes(
+        hidden=2560,
+        intermediate=9728,
+        vision_depth=24,
+        vision_hidden=1024,
+        vision_intermediate=4096,
+    ),
     "tiny": Sizes(
         layers=2,
         hidden=64,

@@ -1,4 +1,4 @@
-"""One step of RL on one device: a model of Qwen3-VL-8B's shape with random weights, at the published settings.
+"""One step of RL on one device: a model of Qwen3-VL's shape with random weights, at the published settings.
 
     python benchmarks/gpu_step.py --device cuda
     python benchmarks/gpu_step.py --scale tiny --device cpu --dtype float32 --peak-tflops 1     a dry run
@@ -26,6 +26,7 @@ PEAKS below; for another device, or another dtype, give --peak-tflops.
 import argparse
 import asyncio
 import dataclasses
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -148,6 +149,7 @@ class Phases:
             torch.cuda.synchronize(self._device)
         self.seconds[name] = time.perf_counter() - begun
         self.peak_gib[name] = peak_gib(self._device)
+        print(f"{name}: {self.seconds[name]:.1f} s, {self.peak_gib[name]:.1f} GiB", file=sys.stderr, flush=True)
 
     def _settle(self) -> None:
         if self._device.startswith("cuda"):

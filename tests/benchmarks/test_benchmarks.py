@@ -306,3 +306,12 @@ def test_a_share_of_rewards_is_inside_the_band_of_the_other_seeds(run):
     assert [row["asynchronous, mean"] for row in rows] == [0.5, 1.5, 3.5, 3.0, 6.0]
     assert [row["inside"] for row in rows] == [True, False, False, True, False]
     assert make_times(0, 0, 0, 0, 0, end=2.5).seconds == 2.5
+
+
+@pytest.mark.soak
+def test_processes_of_torchrun_train_like_one(run):
+    rows = run("gpu_distributed", "--device", "cpu", "--steps", "2", "--hidden", "64", "--layers", "1")
+    assert [row["processes"] for row in rows] == 2 * ["one process", "torchrun, 1", "torchrun, 2"]
+    for row in rows:
+        assert row["steps"] == 2
+        assert max(row["loss, largest difference"], row["grad_norm, largest difference"]) < 1e-5
