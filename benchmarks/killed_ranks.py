@@ -11,7 +11,7 @@ A round is one training of the tiny model, which is killed once at each moment a
 
 The columns:
 
-    kills           moments that came before the training's end
+    kills           moments at which the rank still ran
     one sentence    kills after which stderr holds exactly one line, with "--resume" and without a traceback
     exit codes      of the command
     steps lost      the most steps that a resume repeated: checkpoints are written every 2, beside the training
@@ -91,13 +91,16 @@ class Training:
         weights = b"".join(path.read_bytes() for path in sorted(newest.folder.glob("*.safetensors")))
         return weights, [[row.get(name) for name in COMPARED] for row in self.read_rows()]
 
-    def kill_rank(self, rank: int) -> None:
-        """Kill a rank."""
+    def kill_rank(self, rank: int) -> bool:
+        """Kill a rank; return whether it still ran."""
         assert self.process is not None
+        is_killed = False
         for folder in find_descendants(self.process.pid):
             with contextlib.suppress(OSError):
                 if f"RANK={rank}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                     os.kill(int(folder.name), signal.SIGKILL)
+                    is_killed = True
+        return is_killed
 
     def wait_for(self, moment: str, steps: int, start_seconds: float, rng: random.Random) -> bool:
         """Wait for a random time within a moment; return whether the command still runs."""
@@ -138,10 +141,9 @@ def kill_at_each_moment(
     kills = []
     for moment in MOMENTS:
         process, rank = training.start(), rng.randrange(num_ranks)
-        if not training.wait_for(moment, steps, start_seconds, rng):
+        if not training.wait_for(moment, steps, start_seconds, rng) or not training.kill_rank(rank):
             training.finish()
             continue
-        training.kill_rank(rank)
         stderr = training.finish()
         lines = [line for line in stderr.splitlines() if line.strip()]
         newest = find_newest_checkpoint(training.folder / "sft")

@@ -58,7 +58,7 @@ def packed(samples: Sequence[TrainingSample], backbone: Backbone) -> list[MicroB
 
 def loss(batch: MicroBatch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
     """The policy gradient's loss."""
-    advantage_N = torch.from_numpy(batch.advantage_N)
+    advantage_N = torch.from_numpy(batch.advantage_N).to(logp_N.device)
     return -(advantage_N * logp_N).mean(), {"tokens": torch.tensor(float(len(logp_N)))}
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 
 import pytest
 from virtual_time import run_in_virtual_time
@@ -233,3 +235,31 @@ def test_a_task_that_ctrl_c_has_ended_is_not_logged(caplog):
         asyncio.run(body(KeyboardInterrupt()))
     gc.collect()
     assert not caplog.text
+
+
+THREAD_WITH_TENSORS = """
+import asyncio, gc, time
+
+import torch
+
+from saccade.utils.async_utils import run_in_daemon_thread
+
+gc.disable()
+
+
+async def main():
+    weight = torch.zeros(1, requires_grad=True)
+    held = [weight.sin() for _ in range(50_000)]  # each lets other threads run when it is freed
+    future = run_in_daemon_thread(lambda held=held: time.sleep(0.5), "holder")
+    del held
+    await future
+
+
+asyncio.run(main())
+"""
+
+
+def test_a_thread_frees_its_tensors_before_the_interpreter_may_exit():
+    """A thread that frees a tensor during the exit aborts the process (exit code 134)."""
+    done = subprocess.run([sys.executable, "-c", THREAD_WITH_TENSORS], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -10,7 +10,7 @@ import torch
 from error_cases import raises
 
 from saccade.config.schema import ModelConfig
-from saccade.engines._local import rows
+from saccade.engines._local import decoder, rows
 from saccade.engines.local import Local
 from saccade.errors import BrokenEngineError, EngineError, MediaError
 from saccade.ledger import ImageRef, Ledger
@@ -409,3 +409,18 @@ def test_nothing_is_prefilled_twice_between_turns(backbone):
     ledgers, num_prefilled = run(backbone, body)
     num_given = sum(len(ledger) - len(ledger.sampled_tokens()) for ledger in ledgers)
     assert num_prefilled == num_given + 2 * len(ledgers)
+
+
+def test_attention_may_return_its_axes_in_any_order(backbone, monkeypatch):
+    """Kernels of GPUs return the tokens before the heads in memory."""
+    attend = decoder._attend
+
+    def attend_in_other_order(*args):
+        return attend(*args).transpose(1, 2).contiguous().transpose(1, 2)
+
+    async def body(engine):
+        return await asyncio.gather(*(converse(engine, backbone, number, turns=1) for number in range(3)))
+
+    expected = run(backbone, body)
+    monkeypatch.setattr(decoder, "_attend", attend_in_other_order)
+    assert [ledger.logprobs() for ledger in run(backbone, body)] == [ledger.logprobs() for ledger in expected]

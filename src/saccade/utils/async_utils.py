@@ -44,15 +44,23 @@ async def run_until(stop_event: asyncio.Event, coroutine: Coroutine[Any, Any, T]
 
 
 def run_in_daemon_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """Run a function in a new daemon thread, which Python doesn't join at exit; return a future of its result."""
+    """Run a function in a new daemon thread, which Python doesn't join at exit; return a future of its result.
+
+    The function, and what only it refers to, is freed before the future is done.
+    """
     future = Future[T]()
     future.set_running_or_notify_cancel()  # from here on only the thread sets its result
+    functions = [function]
+    del function
 
     def run() -> None:
         try:
-            future.set_result(function())
+            # A thread that frees a tensor while the interpreter exits aborts the process (std::terminate).
+            result = functions.pop()()
         except BaseException as error:  # noqa: BLE001 (raised where the future is awaited)
             future.set_exception(error)
+        else:
+            future.set_result(result)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return asyncio.wrap_future(future)

@@ -126,7 +126,7 @@ class _Layer:
         keys, values = cache.write(index, qk[:, num_heads:, None], value[:, :, None])
         query = qk[:, :num_heads].reshape(num_rows, num_kv_heads, -1, dim)
         attended = _attend(query, keys, values, mask, self._scaling)
-        x_BD = self._output.add_to(x_BD, attended.view(num_rows, -1))
+        x_BD = self._output.add_to(x_BD, attended.reshape(num_rows, -1))
         gate, up = self._gate_up.apply(self._mlp_norm.apply(x_BD)).chunk(2, dim=-1)
         return self._down.add_to(x_BD, self._activate(gate).mul_(up))
 
