@@ -107,6 +107,23 @@ def test_a_killed_rank_ends_the_job_with_one_sentence(folder, rank, num_processe
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the rank in /proc")
+def test_a_rank_killed_at_its_end_while_rank_0_evaluates_ends_the_job_with_one_sentence(folder):
+    run = folder / "evaluated"
+    model = ("--model", folder / "model", "--data", folder / "data", "--out", run, "--nproc", 2)
+    steps = ("--stage", "sft,eval", "sft.steps=1", "evaluation.num_samples=100")
+    process = start([sys.executable, "-m", "saccade"], folder, "train", "tiny/para_grpo", *model, *steps)
+    block_until(lambda: (run / "recipe.yaml").exists() or process.poll() is not None)
+    rank = find_rank(process.pid, 1)
+    block_until(lambda: (run / "finished_stages" / "sft.json").exists() or process.poll() is not None)
+    os.kill(rank, signal.SIGSTOP)  # a rank that is slow to end
+    block_until(lambda: any((run / "evaluations").glob("*.jsonl")) or process.poll() is not None)
+    os.kill(rank, signal.SIGKILL)
+    [line] = finish(process, returncode=1).splitlines()
+    assert "rank 1 was ended by signal 9" in line
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the rank in /proc")
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.soak)])
 def test_a_rank_killed_while_modules_are_imported_ends_the_job_with_one_sentence(folder, rank):
     model = ("--model", folder / "model", "--data", folder / "data", "--out", folder / "early", "--nproc", 2)

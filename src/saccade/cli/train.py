@@ -18,7 +18,15 @@ ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume an interrup
 AcceptOption = Annotated[
     bool, typer.Option("--accept-changed-data", help="Resume although tasks or media files have changed.")
 ]
-OutOption = Annotated[Path, typer.Option("--out", help="The run folder to write.")]
+OUT_KEY = "saccade.out"  # of the run folder in a context's `meta`, for the root command
+
+
+def _remember_out(ctx: typer.Context, folder: Path) -> Path:
+    ctx.meta[OUT_KEY] = folder
+    return folder
+
+
+OutOption = Annotated[Path, typer.Option("--out", help="The run folder to write.", callback=_remember_out)]
 DataPath = Annotated[Path | None, typer.Option("--data", help="A folder made by `saccade data synth`.")]
 NumProcesses = Annotated[
     int | None, typer.Option("--nproc", help="Processes of this machine that divide the model: one per GPU.", min=1)
@@ -92,6 +100,7 @@ def train(
         if not is_main:
             return
         from saccade.runs import api, stages
+        from saccade.training.distributed.launch import end_other_ranks
 
         filled = api.fill_paths(loaded, folder, model, data, resume=resume)
         names = stages.parse_stages(stage) if stage else stages.list_stages(filled)
@@ -110,16 +119,17 @@ def train(
                 accept_changed_data=accept_changed_data,
                 start_stage=start_stage,
             )
-    print_text(out, f"wrote {weights}")
-    if "eval" in names:
-        evaluation_name = stages.name_evaluation(weights)
-        with show_progress(f"eval {evaluation_name}") as update_progress:
-            scored = api.evaluate(
-                folder,
-                name=evaluation_name,
-                on_progress=lambda report: update_progress(report.done, report.accuracy_text, report.total),
-            )
-        print_evaluation(folder, evaluation_name, scored, None)
+        print_text(out, f"wrote {weights}")
+        if "eval" in names:
+            end_other_ranks()
+            evaluation_name = stages.name_evaluation(weights)
+            with show_progress(f"eval {evaluation_name}") as update_progress:
+                scored = api.evaluate(
+                    folder,
+                    name=evaluation_name,
+                    on_progress=lambda report: update_progress(report.done, report.accuracy_text, report.total),
+                )
+            print_evaluation(folder, evaluation_name, scored, None)
 
 
 @contextlib.contextmanager

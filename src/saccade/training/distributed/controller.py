@@ -72,6 +72,7 @@ class Controller:
     def __init__(self, worker: Any, group: Any, report: FailureReport) -> None:
         self._worker, self._group, self._report = worker, group, report
         self._lock = threading.Lock()
+        self._is_stopped = False
         self._is_broken, self._lost_reason = False, "a rank of this training was lost; resume it with --resume"
         self.has_lost_rank = False  # a call raises RankLostError soon, or has raised it
         self.is_ending = False  # the job was stopped by a signal
@@ -116,7 +117,7 @@ class Controller:
                     self._is_broken = False
 
     def stop(self) -> None:
-        """End the other ranks; those that can't be reached leave the report to this one.
+        """End the other ranks, once; those that can't be reached leave the report to this one.
 
         After a second Ctrl-C a thread may still be inside of a call: the other ranks end when this process does.
         """
@@ -124,10 +125,12 @@ class Controller:
             self._report.claim()
             return
         try:
+            if self._is_stopped:
+                return
             if self._is_broken:
                 self._report.claim()
             else:
-                self._is_broken = True
+                self._is_broken = self._is_stopped = True
                 with contextlib.suppress(RuntimeError):
                     self._send((_STOP, (), 0))
         finally:

@@ -103,6 +103,17 @@ def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
         distributed.destroy_process_group()
 
 
+def end_other_ranks() -> None:
+    """End the other ranks before rank 0 leaves the block of `join_training_processes`, which it continues alone.
+
+    Rank 0's part of the model is freed. It still reports the loss of a rank that is slow to end.
+    """
+    if _controller is not None:
+        _controller.stop()
+        _controller.call_on_rank_zero("free")
+        distributed.destroy_process_group()
+
+
 def _create_mesh(device_type: str) -> DeviceMesh:
     """Return the mesh of all ranks: weights are sharded within a node and replicated over nodes (HSDP).
 

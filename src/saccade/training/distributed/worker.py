@@ -72,11 +72,16 @@ class TrainingWorker:
         shard_backbone(backbone, self._mesh, self._device)
         return backbone
 
-    def load_model(self, settings: ModelConfig) -> Backbone:
-        """Shard the model that rank 0 has read; an earlier stage's model and optimizer are freed before."""
+    def free(self) -> None:
+        """Free this rank's part of the weights and of the optimizer."""
         for name in ("backbone", "optimizer"):
             vars(self).pop(name, None)
         self._reference = []
+        self._snapshot = {}
+
+    def load_model(self, settings: ModelConfig) -> Backbone:
+        """Shard the model that rank 0 has read; an earlier stage's model and optimizer are freed before."""
+        self.free()
         torch.set_num_threads(max(1, settings.num_threads // self._mesh.shape[-1]))
         self.backbone = self._shard_model(settings)
         return self.backbone
