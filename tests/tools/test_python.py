@@ -9,9 +9,10 @@ from error_cases import raises
 from PIL import Image
 
 from saccade import sandbox
-from saccade.errors import ConfigError
+from saccade.errors import ConfigError, SandboxError
 from saccade.media.cache import CachingMediaLoader
 from saccade.protocols import PixelBudget
+from saccade.tools import python as python_tool
 from saccade.tools.base import EpisodeResources, ToolContext
 from saccade.tools.python import python
 
@@ -53,6 +54,19 @@ def test_the_schema_has_code_alone():
     assert (function["name"], function["parameters"]["required"]) == ("python", ["code"])
     assert list(function["parameters"]["properties"]) == ["code"]
     assert function["description"].startswith("Run Python: print() what you want to read")
+
+
+def test_a_replay_extends_the_time_limit(renderer, monkeypatch):
+    opened = []
+
+    def refuse(limits, **_):
+        opened.append(limits.timeout)
+        raise SandboxError("not opened")
+
+    monkeypatch.setattr(python_tool.Sandbox, "open", refuse)
+    with raises(SandboxError, by=refuse):
+        run_cells(renderer, "print(1)", settings={"timeout": 5.0}, time_factor=6.0)
+    assert opened == [30.0]
 
 
 @pytest.mark.slow

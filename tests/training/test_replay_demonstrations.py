@@ -2,10 +2,12 @@
 
 import asyncio
 import itertools
+import json
 from dataclasses import replace
 
 import pytest
 from error_cases import raises
+from virtual_time import run_in_virtual_time
 
 from saccade.data.synthetic import text_templates
 from saccade.errors import DataError
@@ -219,3 +221,28 @@ def test_a_thought_that_the_reply_does_not_have_is_not_begun(workspace, componen
     reply = "<answer>4-6</answer>"
     (main,) = replay(replace(components, environments=environments), replies=(reply,), children=())
     assert get_trained_texts(components, main) == [reply + "<|im_end|>"]
+
+
+SLOW_TOOL = """
+import asyncio
+from saccade.tools.base import tool
+
+@tool(timeout=1)
+async def wait(seconds: float, *, ctx) -> str:
+    \"\"\"Wait.\"\"\"
+    await asyncio.sleep(seconds)
+    return f"{seconds} s"
+"""
+
+
+def test_a_tool_may_exceed_its_time_limit_in_a_replay(workspace, components, tmp_path):
+    """A machine that other work slows down must not make demonstrations invalid."""
+    (tmp_path / "wait.py").write_text(SLOW_TOOL)
+    tool_name = f"{tmp_path}/wait.py:wait"
+    environments = workspace.load_components(f"environment.settings.tools=[{tool_name}]").environments
+    call = "I wait.</think><tool_call>" + json.dumps({"name": "wait", "arguments": {"seconds": 3}}) + "</tool_call>"
+    demonstration = replace(DEMONSTRATION, replies=(THINK + call, THINK + ANSWER), children=())
+    make_environment, context = environments(TASK), components.build_context(seed=0)
+    (main,) = run_in_virtual_time(replay_demonstration(demonstration, make_environment, context))
+    (segment,) = [segment for segment in main.ledger.segments if segment.origin is Origin.TOOL]
+    assert "3.0 s" in components.backbone.renderer.decode(segment.tokens)

@@ -48,6 +48,8 @@ from saccade.types import (
 from saccade.utils.async_utils import gather_or_cancel
 from saccade.utils.hashing import derive_seed
 
+# The limits of tools are of wall time: a demonstration that is replayed beside other work must not fail by them.
+REPLAY_TIME_FACTOR = 6.0
 NO_TOOLS: Mapping[str, Mapping[str, Any]] = {}
 
 
@@ -233,6 +235,7 @@ class ToolEnvironment(ConfiguredEnvironment):
             resources=self.resources,
             settings=tool_settings,
             max_result_tokens=self.settings.max_tool_result_tokens,
+            time_factor=1.0 if ctx.demonstration is None else REPLAY_TIME_FACTOR,
         )
         recorded = find_recorded_result(ctx.demonstration, turn, index)
         child: Episode | None = None

@@ -108,6 +108,7 @@ class ToolContext:
     resources: EpisodeResources | None = None  # what the episode keeps open; None: a tool opens and closes its own
     settings: Mapping[str, Any] = field(default_factory=dict)  # the tool's settings
     max_result_tokens: int = 512  # longest text of a result
+    time_factor: float = 1.0  # multiplies the time limits of tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,18 +252,18 @@ class FunctionTool:
             name = min(unknown)
             message = f"the tool {self.name} has no setting {name!r}; {suggest(name, self._setting_names)}"
             raise ConfigError(message, key=f"{self.name}.{name}", value=ctx.settings[name])
-        clock = PausableClock()
+        clock, timeout = PausableClock(), self.timeout * ctx.time_factor
 
         async def ask(messages: Sequence[Message]) -> Episode:
             with clock.pause():
                 return await ctx.ask(messages)
 
         try:
-            async with clock.timeout_at(clock.time() + self.timeout):
+            async with clock.timeout_at(clock.time() + timeout):
                 with convert_errors(ToolError, f"{self.name} failed"):
                     return await self.__wrapped__(**arguments, **ctx.settings, ctx=replace(ctx, ask=ask))
         except TimeoutError:
-            raise ToolError(f"{self.name} did not finish within {self.timeout:g} seconds") from None
+            raise ToolError(f"{self.name} did not finish within {timeout:g} seconds") from None
 
 
 def _hide_paths(text: str, ctx: ToolContext) -> str:

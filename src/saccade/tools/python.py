@@ -42,6 +42,7 @@ async def python(
     are scaled to within `image_pixels`. With `isolation` strict, a machine that lacks an isolation layer is refused.
     Raises ConfigError if the machine is too weak, SandboxError if the sandbox itself fails.
     """
+    timeout *= ctx.time_factor
     limits = Limits(timeout=timeout, cpu_seconds=cpu_seconds, memory_mib=memory_mib, max_images=max_images)
     open_session = functools.partial(_open_session, ctx, limits, isolation)
     budget = PixelBudget(*image_pixels)
