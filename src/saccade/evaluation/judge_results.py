@@ -40,6 +40,7 @@ class JudgeVerdict:
     reason: str = ""
     extracted: str | None = None
     overrides_rule: bool = False
+    request_digest: str = ""  # of the judge's settings and of what it was asked
 
 
 def list_results_files(run_folder: Path) -> list[Path]:

@@ -168,6 +168,11 @@ class Judge:
                 )
         return self._check_result
 
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """The settings that a verdict on a row without a source depends on; an address isn't among them."""
+        return (self._request, self._max_tokens, self._max_answer_chars, self._labels, self._get_prompt(""))
+
     def _get_extreme(self, is_right: bool) -> float:
         return (max if is_right else min)(self._labels.values())
 

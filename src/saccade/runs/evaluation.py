@@ -5,6 +5,7 @@ evaluate_benchmark(folder, recipe, ...)      a benchmark -> the same, and its re
 merge_benchmark_shards(folder, benchmark)    its shards  -> the same
 """
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from saccade.evaluation.benchmark_result import (
 )
 from saccade.evaluation.benchmarks.base import Benchmark, Scoring, build_score_fn, check_subtitles, grade_episodes
 from saccade.evaluation.benchmarks.llm_judge import LlmJudge
-from saccade.evaluation.judge_results import VERDICTS_SUFFIX, apply_verdicts_to_answers, read_verdicts
+from saccade.evaluation.judge_results import VERDICTS_SUFFIX, JudgeVerdict, apply_verdicts_to_answers, read_verdicts
 from saccade.evaluation.records import read_scored_episodes, read_ungraded_episodes
 from saccade.evaluation.shards import get_results_path, get_shard_file, list_shard_manifests, merge_shards
 from saccade.evaluation.subset import FULL_SET, Shard, Subset, read_stratified_weights
@@ -178,7 +179,10 @@ def evaluate_benchmark(
         )
         lock.acquire()
         path, results = get_results_path(folder, name, shard), grade_episodes(benchmark, scored, scoring)
-        verdicts = judge.collect_verdicts(results, on_progress=on_judge_progress)
+        earlier: list[JudgeVerdict] = []
+        with contextlib.suppress(DataError):  # a damaged file is written anew
+            earlier = read_verdicts(path)
+        verdicts = judge.collect_verdicts(results, earlier=earlier, on_progress=on_judge_progress)
         with convert_file_errors(path):
             if judge.model:
                 write_jsonl(path.with_suffix(VERDICTS_SUFFIX), verdicts)

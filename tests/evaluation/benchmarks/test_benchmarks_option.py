@@ -284,6 +284,8 @@ def test_judge_decides_undecided_answers(run, tmp_path):
     assert "judge j" in after["conditions"]["graded by"]
     verdicts = folder / "evaluations" / "mathverse.verdicts.jsonl"
     assert len(verdicts.read_text().splitlines()) == before["undecided"]
+    good(*words, *without_judge, "evaluation.judge.cache_dir=null")  # an outage loses no verdict
+    assert json.loads(path.read_text()) == after
     # Shards keep verdicts, and merging needs no further requests.
     named = [*words, "--name", "in_parts"]
     with server(lambda number, prompt: "yes") as judge:

@@ -82,6 +82,24 @@ def test_undecided_answers_are_judged_once(name, tmp_path):
     assert (final.undecided, final.judge, final.score) == (0, "a judge", 50)
 
 
+@pytest.mark.parametrize("name", ["mmvu", "mathverse"])
+def test_an_outage_keeps_the_verdicts_of_the_same_judge(name, tmp_path):
+    benchmark, results = grade_replies(name, tmp_path, lambda at: f"<answer>say {at}</answer>")
+
+    def judge(url, earlier=(), **more):
+        client = LlmJudge.from_settings(benchmark, settings(url, tmp_path, **{"cache_dir": None, **more}))
+        return client.collect_verdicts(results, earlier=earlier, on_progress=lambda progress: None)
+
+    with server(lambda number, prompt: "say 1" if EXTRACTS in candidate(prompt)[1] else "yes") as running:
+        known = judge(running.url)
+    with server(lambda number, prompt: "yes") as other:
+        gone = other.url
+    assert [verdict.value for verdict in known] == [1] * 6
+    assert judge(gone, known) == known
+    for changed in ({"model": "another judge"}, {"prompt": "Be strict."}, {"labels": {"yes": 0.5, "no": 0.0}}):
+        assert [verdict.value for verdict in judge(gone, known, **changed)] == [None] * 6
+
+
 def test_decided_answers_are_not_judged(tmp_path):
     benchmark, results = grade_replies("mmvu", tmp_path, "dolly zoom")
     with server(lambda number, prompt: "no") as judge:

@@ -24,6 +24,7 @@ from saccade.evaluation.judge_results import JudgeVerdict
 from saccade.evaluation.runner import Progress
 from saccade.rewards.judge import Judge
 from saccade.types import Ungraded
+from saccade.utils.hashing import compute_digest
 
 MAX_ANSWER_CHARS = 20_000  # of a final answer; without an answer tag it may be all of a long reply
 
@@ -62,10 +63,15 @@ class LlmJudge:
         return f"rules, and the judge {self.model}, which {steps} undecided answers"
 
     def collect_verdicts(
-        self, results: Sequence[GradedAnswer], *, on_progress: Callable[[Progress], None]
+        self,
+        results: Sequence[GradedAnswer],
+        *,
+        earlier: Sequence[JudgeVerdict] = (),
+        on_progress: Callable[[Progress], None],
     ) -> list[JudgeVerdict]:
         """Return the verdict, or the reason for its absence, on each result that needs the judge, in order.
 
+        Where the judge gives none, one of `earlier` stays if the same judge was asked the same: an outage loses none.
         `on_progress` receives the progress and the accuracy of the decided answers.
         """
         judge_prompt, client = self.benchmark.judge_prompt, self.client
@@ -73,6 +79,9 @@ class LlmJudge:
             return []
         pending = [result for result in results if result.is_undecided or _should_extract_first(judge_prompt, result)]
         verdicts: list[JudgeVerdict] = []
+        earlier_by_request = {
+            (verdict.task_id, verdict.request_digest): verdict for verdict in earlier if verdict.value is not None
+        }
 
         def report_progress() -> None:
             values = [verdict.value for verdict in verdicts if verdict.value is not None]
@@ -80,7 +89,10 @@ class LlmJudge:
             on_progress(Progress(done=len(verdicts), total=len(pending), accuracy=accuracy))
 
         async def judge_answer(result: GradedAnswer) -> JudgeVerdict:
-            verdicts.append(verdict := await self._judge_answer(result, judge_prompt, client))
+            verdict = await self._judge_answer(result, judge_prompt, client)
+            if verdict.value is None:
+                verdict = earlier_by_request.get((verdict.task_id, verdict.request_digest), verdict)
+            verdicts.append(verdict)
             report_progress()
             return verdict
 
@@ -93,18 +105,23 @@ class LlmJudge:
     async def _judge_answer(self, result: GradedAnswer, judge_prompt: JudgePrompt, client: Judge) -> JudgeVerdict:
         """Return the judge's verdict on one answer."""
         answer, task = extract_final_answer(result.answer.text), result.task
-        question, verdict = judge_prompt.question(task), JudgeVerdict(task_id=task.id, answer=answer, value=None)
+        question, ground_truth = judge_prompt.question(task), judge_prompt.ground_truth(task)
+        extraction_prompt = "" if judge_prompt.extraction_prompt is None else judge_prompt.extraction_prompt(task)
+        asked = (question, ground_truth, answer, extraction_prompt)
+        verdict = JudgeVerdict(
+            task_id=task.id, answer=answer, value=None, request_digest=compute_digest(client.identity, asked)
+        )
         if judge_prompt.extraction_prompt is not None:
             verdict = replace(verdict, overrides_rule=judge_prompt.extract_always)
             tail = " ".join(answer.split()[-judge_prompt.max_words :]) if judge_prompt.max_words else answer
-            extracted = await client.extract_answer(question, tail, judge_prompt.extraction_prompt(task))
+            extracted = await client.extract_answer(question, tail, extraction_prompt)
             if isinstance(extracted, Ungraded):
                 return replace(verdict, reason=extracted.reason)
             grade = self.benchmark.grade_strict(extracted, task) if extracted else UNPARSED
             verdict, answer = replace(verdict, extracted=extracted, value=grade.value), extracted
         if verdict.value is not None:
             return verdict
-        value = await client.score_answer(question, judge_prompt.ground_truth(task), answer)
+        value = await client.score_answer(question, ground_truth, answer)
         return replace(verdict, reason=value.reason) if isinstance(value, Ungraded) else replace(verdict, value=value)
 
 
