@@ -14,13 +14,17 @@ import av
 import numpy as np
 import pytest
 from commands import SFT, SMALL, SYNTHETIC, count_visual_tokens, fail, good
+from commands import run as run_command
 from PIL import Image
 from polling import block_until
 
+from saccade.cli import train
 from saccade.data.synthetic.video_writer import write_video
 from saccade.errors import ConfigError, DataError, MediaError, ModelError, RunError
 from saccade.evaluation import runner as evaluation_runner
+from saccade.runs import run_folder
 from saccade.runs.run_folder import Run
+from saccade.utils.files import convert_file_errors, write_text
 
 START = [sys.executable, "-c", "from saccade.cli.app import main; main()"]
 
@@ -339,6 +343,39 @@ def test_a_full_disk_while_a_step_is_logged(tmp_path, tiny_folder, dataset_folde
     monkeypatch.undo()
     good(*start, "--resume")
     assert len(Run.open(run).read_metrics("sft")) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["invocations.json", "recipe.yaml"])
+def test_a_full_disk_before_the_folder_is_a_run(tmp_path, tiny_folder, dataset_folder, monkeypatch, name):
+    def fill(path, text):
+        if path.name == name:
+            with convert_file_errors(path):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_text(path, text)
+
+    run = tmp_path / "run"
+    start = ["sft", "tiny/para_grpo", *SFT, "--model", tiny_folder, "--data", dataset_folder, "--out", run]
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "write_text", fill)
+        sentence = fail(RunError, *start, key=run / name)
+    assert "repeat the command" in sentence
+    assert "--resume" not in sentence
+    good(*start)
+
+
+def test_ctrl_c_names_resume_only_for_a_run(tmp_path, monkeypatch):
+    def interrupt(name, settings=()):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "load_recipe", interrupt)
+    start = ["sft", "tiny/para_grpo", "--out", tmp_path]
+    assert "--resume" not in run_command(*start).stderr
+    for name in ("invocations.json", "recipe.yaml"):
+        (tmp_path / name).write_text("{}")
+    done = run_command(*start)
+    assert done.exit_code == 130
+    assert "--resume" in done.stderr
 
 
 @pytest.mark.slow

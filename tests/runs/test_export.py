@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -23,6 +24,7 @@ from saccade.runs import export, pipeline
 from saccade.runs.run_folder import Run
 from saccade.testing import FakeMediaLoader
 from saccade.types import Message
+from saccade.utils import files
 
 RANK = 2
 pytestmark = pytest.mark.slow
@@ -251,6 +253,17 @@ def test_a_full_disk_leaves_nothing(run, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "copyfile", fill)
     fail(RunError, "export", run, tmp_path / "out", key=tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_an_export_is_complete_if_only_its_parent_cannot_be_synced(run, tmp_path, monkeypatch, caplog):
+    def refuse(path):
+        if path == tmp_path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(files, "sync_path", refuse)
+    assert str(tmp_path / "out") in good("export", run, tmp_path / "out")
+    assert "power cut" in caplog.text
+    assert (tmp_path / "out" / "config.json").is_file()
 
 
 def test_changed_weights_are_refused(run, tmp_path):

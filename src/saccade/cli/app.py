@@ -39,7 +39,7 @@ from saccade.cli.terminal import (
     print_tables,
     show_progress,
 )
-from saccade.cli.train import OutOption, ResumeOption, build_stage_command, train
+from saccade.cli.train import OUT_KEY, OutOption, ResumeOption, build_stage_command, train
 from saccade.cli.view import list_runs, view
 from saccade.config.load import load_recipe
 from saccade.errors import ConfigError, DataError, RunError, SaccadeError
@@ -51,7 +51,7 @@ from saccade.reporting.console import (
     summarize_usage,
 )
 from saccade.runs.run_folder import Run
-from saccade.utils.files import convert_file_errors
+from saccade.utils.files import convert_file_errors, is_resumable
 from saccade.utils.jsonl import write_json
 from saccade.utils.rank_exit import exit_rank
 from saccade.utils.text import escape_control_characters
@@ -164,12 +164,14 @@ class CommandGroup(TyperGroup):
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
-            is_resumable = command is not None and any("--resume" in option.opts for option in command.params)
+            has_resume = command is not None and any("--resume" in option.opts for option in command.params)
+            folder = ctx.meta.get(OUT_KEY)
             arguments = (argument for argument in sys.argv[1:] if argument != "--resume")
             resume_command = shlex.join([_resolve_program_name(), *arguments, "--resume"])
-            err.print(
-                "\nInterrupted." + (f" Resume with: {escape(resume_command)}" if is_resumable else ""), soft_wrap=True
-            )
+            hint = f" Resume with: {escape(resume_command)}" if has_resume else ""
+            if has_resume and folder is not None and not is_resumable(folder):
+                hint = " Nothing is saved yet; repeat the command."
+            err.print(f"\nInterrupted.{hint}", soft_wrap=True)
             raise typer.Exit(130) from None
 
 

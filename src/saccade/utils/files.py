@@ -12,6 +12,7 @@ named pipe without a writer would block for ever.
 import contextlib
 import errno
 import itertools
+import logging
 import os
 import secrets
 import shutil
@@ -23,11 +24,13 @@ from typing import Any
 
 from saccade.errors import RunError
 
-RESUME_HINT = "then continue with --resume, or repeat the command if it has no such option"
+_logger = logging.getLogger("saccade")
+_RUN_FILES = ("invocations.json", "recipe.yaml")
+_RESUME, _REPEAT = "then continue with --resume, or repeat the command if it has no such option", "then repeat the command"
 OS_ERROR_HINTS = {
-    errno.ENOSPC: f"free some space, {RESUME_HINT}",
-    errno.EDQUOT: f"free some space, {RESUME_HINT}",
-    errno.EFBIG: f"allow larger files (ulimit -f), {RESUME_HINT}",
+    errno.ENOSPC: "free some space, {retry}",
+    errno.EDQUOT: "free some space, {retry}",
+    errno.EFBIG: "allow larger files (ulimit -f), {retry}",
     errno.EROFS: "choose another folder",
     errno.EACCES: "choose another folder",
     errno.EEXIST: "it is a file or a broken link; choose another path",
@@ -179,7 +182,11 @@ def write_folder_atomically(target: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)  # it would keep the disk full
         raise
-    sync_path(target.parent)
+    try:
+        sync_path(target.parent)
+    except OSError as error:  # the folder is complete, and a second try would be refused because of it
+        reason = (error.strerror or str(error)).lower()
+        _logger.warning("%s is complete, but a power cut may undo its renaming: %s", target, reason)
 
 
 def sync_path(path: Path) -> None:
@@ -209,6 +216,17 @@ def convert_file_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = OS_ERROR_HINTS.get(error.errno or 0)
+        hint = OS_ERROR_HINTS.get(error.errno or 0, "").format(retry=_RESUME if is_resumable(path) else _REPEAT)
         reason = (error.strerror or str(error)).lower() + (f"; {hint}" if hint else "")
         raise RunError(f"{path} can't be written: {reason}", key=str(path)) from error
+
+
+
+def is_resumable(path: Path) -> bool:
+    """Return whether a path is a run or an ablation, or below one: `--resume` needs these files, written at a start."""
+    folders = (path, *path.parents)
+    # A folder with a recipe.yaml alone may be a user's.
+    return any(
+        (folder / "ablation.json").is_file() or all((folder / name).is_file() for name in _RUN_FILES)
+        for folder in folders
+    )
