@@ -26,7 +26,8 @@ from saccade.errors import RunError
 
 _logger = logging.getLogger("saccade")
 _RUN_FILES = ("invocations.json", "recipe.yaml")
-_RESUME, _REPEAT = "then continue with --resume, or repeat the command if it has no such option", "then repeat the command"
+_RESUME = "then continue with --resume, or repeat the command if it has no such option"
+_REPEAT = "then repeat the command"
 OS_ERROR_HINTS = {
     errno.ENOSPC: "free some space, {retry}",
     errno.EDQUOT: "free some space, {retry}",
@@ -219,7 +220,6 @@ def convert_file_errors(path: Path) -> Iterator[None]:
         hint = OS_ERROR_HINTS.get(error.errno or 0, "").format(retry=_RESUME if is_resumable(path) else _REPEAT)
         reason = (error.strerror or str(error)).lower() + (f"; {hint}" if hint else "")
         raise RunError(f"{path} can't be written: {reason}", key=str(path)) from error
-
 
 
 def is_resumable(path: Path) -> bool:
