@@ -19,6 +19,7 @@ import base64
 import ctypes
 import json
 import os
+import runpy
 import statistics
 import subprocess
 import sys
@@ -54,11 +55,9 @@ def build_environment(**values: str) -> dict[str, str]:
 
 def run_as_rank(arguments: Sequence[str]) -> None:
     """Run the command line as a rank that shares the first GPU with the others."""
-    from saccade.__main__ import main as run_command
-
     os.environ |= {"LOCAL_RANK": "0", "NCCL_HOSTID": f"rank-{os.environ['RANK']}"}
     sys.argv[1:] = arguments
-    run_command()
+    runpy.run_module("saccade", run_name="__main__")
 
 
 def train(stage: str, num_processes: int, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:

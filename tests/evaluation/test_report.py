@@ -22,7 +22,7 @@ from saccade.evaluation.compare import (
 from saccade.evaluation.records import Record, read_records
 from saccade.reporting.evaluation_report import build_tables
 from saccade.reporting.report import Plot, Report, ReportSection, format_markdown, write_markdown
-from saccade.reporting.run_report import build_results, write_report
+from saccade.reporting.run_report import build_results, summarize_findings, write_report
 from saccade.reporting.run_summary import summarize_run
 from saccade.types import Task, UngradedEpisode
 from saccade.utils.jsonl import to_jsonable, write_jsonl
@@ -96,6 +96,14 @@ def test_the_comparison_is_plain_json_and_readable_markdown():
     assert "| accuracy | 0.25 \\[0.02, 0.55\\] | 0.92 \\[0.66, 1.00\\] | 0.33 \\[0.08, 0.63\\] |" in text
     assert "| after RL − after SFT | +0.67" in text
     assert "n=12" in text
+
+
+def test_the_head_is_about_the_newest_evaluation_with_tools():
+    comparison = compare_evaluations(EVALUATIONS)
+    found = summarize_findings([], EVALUATIONS, comparison)
+    assert found["Result"].startswith("after RL: accuracy 0.92")
+    controls = {"no tools": EVALUATIONS["no tools"]}
+    assert summarize_findings([], controls, compare_evaluations(controls))["Result"].startswith("no tools")
 
 
 def test_every_row_of_a_table_has_as_many_cells_as_its_header():

@@ -40,6 +40,7 @@ MAX_COUNT = 4_000_000  # of a planned step's conversations, rows and frames, and
 _FLOAT32_BYTES = 4
 _LOGITS_COPIES = 5  # of a chunk of logits, at the peak
 _MLP_COPIES = 3  # of a layer's widest activation, in its backward pass
+_CUBLAS_BYTES = 2 * 2**25  # workspaces of the forward and the backward thread, as large as on Hopper
 _TURN_MARKER_TOKENS = 8  # around a turn, or around a tool result
 _PREFILL_TOKENS = 2  # of the prefilled think tag
 _TOKEN_PATTERN = re.compile(r"<\|\w+\|>|\d| ?[^\W\d_]{1,8}|[^\w\s]+|\s+|_")
@@ -309,6 +310,7 @@ class TrainingCost:
     row_lengths: tuple[int, ...]  # the longest row first
     micro_batch_size: int
     num_mini_batches: int = 1  # optimizer steps of a pass
+    prefix_tokens_of_branches: int = 0  # tokens of shared prefixes, once for each branch that attends to them
 
     @property
     def packed_tokens(self) -> int:
@@ -339,6 +341,11 @@ class TrainingCost:
     def max_row_trained_tokens(self) -> int:
         """Trained tokens of the longest row."""
         return math.ceil(self.max_row_tokens * self.trained_tokens / self.packed_tokens)
+
+    @property
+    def max_row_prefix_tokens_of_branches(self) -> int:
+        """Prefix tokens of the longest row, once for each branch."""
+        return math.ceil(self.max_row_tokens * self.prefix_tokens_of_branches / self.packed_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,6 +423,7 @@ def estimate_rl_training(recipe: Recipe, episode: EpisodeSize) -> TrainingCost:
         tree_sizes=[size for size, _ in trees],
         visual_tokens=sum(conversation.visual_tokens for _, conversation in trees),
         trained_tokens=sum(conversation.sampled_tokens for conversation in (*prompts * group_size, *children)),
+        prefix_tokens_of_branches=group_size * sum(prompt.prompt_tokens for prompt in prompts),
     )
 
 
@@ -439,6 +447,7 @@ def _estimate_training(
     tree_sizes: Sequence[int],
     visual_tokens: int,
     trained_tokens: int,
+    prefix_tokens_of_branches: int = 0,
 ) -> TrainingCost:
     trees = [PrefixTree(prefix_length=0, sample_indices=(), num_tokens=size) for size in tree_sizes]
     rows = bin_pack(trees, settings.pack_length)
@@ -449,6 +458,7 @@ def _estimate_training(
         row_lengths=tuple(sorted((sum(tree.num_tokens for tree in row) for row in rows), reverse=True)),
         micro_batch_size=min(len(rows), settings.micro_batch_size),
         num_mini_batches=min(len(rows), settings.num_mini_batches) if isinstance(settings, RlConfig) else 1,
+        prefix_tokens_of_branches=prefix_tokens_of_branches,
     )
 
 
@@ -542,7 +552,11 @@ def estimate_memory(
     size = DTYPE_BYTES[recipe.model.dtype]
     B, T, rank = training.micro_batch_size, training.max_row_tokens, recipe.model.lora_rank
     on_device = recipe.model.device != "cpu"
-    layer_bytes = sizes.compute_text_activation_bytes(size, repeat_kv=on_device, lora_rank=rank) * B * T
+    repeat_kv = on_device and recipe.model.attention != "varlen"
+    layer_bytes = sizes.compute_text_activation_bytes(size, repeat_kv=repeat_kv, lora_rank=rank) * B * T
+    if on_device:  # the keys and values of a prefix are copied for each branch; a CPU's kernel reads them in place
+        key_width = sizes.query_width if repeat_kv else sizes.key_width
+        layer_bytes += 2 * size * key_width * B * training.max_row_prefix_tokens_of_branches
     activations = sizes.num_layers * layer_bytes
     inputs = sizes.num_layers * size * sizes.hidden_size * B * T  # of the layers, which checkpoints keep
     checkpointed = inputs + layer_bytes
@@ -578,5 +592,5 @@ def estimate_memory(
         activations=activations,
         checkpointed_activations=checkpointed,
         logits=logits,
-        peak=sum(state.values()) + step,
+        peak=sum(state.values()) + step + (_CUBLAS_BYTES if on_device else 0),
     )

@@ -92,7 +92,7 @@ def build_run_report(
     return Report(
         kind="run",
         title=folder.resolve().name,
-        statements=summarize_findings(training, comparison),
+        statements=summarize_findings(training, evaluations, comparison),
         metadata={**(metadata or {}), **collect_metadata(folder)},
         warnings=() if stages or evaluations else (EMPTY_RUN_WARNING,),
         sections=(
@@ -210,8 +210,13 @@ def render_episode_page(
     )
 
 
-def summarize_findings(training: Sequence[ReportSection], comparison: Comparison) -> dict[str, str]:
-    """Return the head's sentences: how far the training is, and the accuracy of the newest evaluation."""
+def summarize_findings(
+    training: Sequence[ReportSection], evaluations: Mapping[str, Evaluation], comparison: Comparison
+) -> dict[str, str]:
+    """Return the head's sentences: how far the training is, and the accuracy of the newest evaluation.
+
+    Evaluations without tools are controls; one of them counts only if there is no other.
+    """
     progress = [
         row for section in training for table in section.tables if table.title == "Progress" for row in table.rows
     ]
@@ -219,7 +224,9 @@ def summarize_findings(training: Sequence[ReportSection], comparison: Comparison
     if progress:
         statements["Training"] = "; ".join(f"{stage}: {steps} steps, {status}" for stage, steps, status, _ in progress)
     if comparison.summaries:
-        name, summary = list(comparison.summaries.items())[-1]
+        names = list(comparison.summaries)
+        name = ([name for name in names if name in evaluations and evaluations[name].use_tools] or names)[-1]
+        summary = comparison.summaries[name]
         baseline = summary.constant_baseline
         text = f"{name}: accuracy {format_estimate(summary.accuracy)} over {summary.num_clusters} clips"
         text += "" if baseline is None else f"; the best constant answer scores {baseline:.2f}"

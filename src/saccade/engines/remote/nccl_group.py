@@ -1,4 +1,4 @@
-"""A process group on GPUs that calls the NCCL library directly. Not run on GPUs yet.
+"""A process group on GPUs that calls the NCCL library directly. Run between two processes of one GPU, not with vLLM.
 
 torch's process groups don't expose NCCL's unique id, which a server needs to join. So this module calls five functions
 of NCCL's C API through ctypes, in the library that ships with torch.
@@ -57,7 +57,7 @@ def _load_library() -> Any:
 
 
 class NcclGroup:
-    """A group on GPUs; `device` is this process's. See broadcast.GlooGroup. Not run on GPUs yet."""
+    """A group on GPUs; `device` is this process's. See broadcast.GlooGroup."""
 
     def __init__(self, world_size: int, device: torch.device) -> None:
         self._world_size, self._device, self._nccl = world_size, device, _load_library()
