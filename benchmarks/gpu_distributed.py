@@ -104,6 +104,7 @@ def compare_trainings(base: Path, options: argparse.Namespace) -> list[dict[str,
                 metric: max(
                     abs(own[metric] - other[metric]) / max(abs(other[metric]), 1e-12)
                     for own, other in zip(steps[:counted], alone[:counted], strict=True)
+                    if metric in own  # a step whose groups are all dropped trains on nothing
                 )
                 for metric in COMPARED
             }
@@ -112,7 +113,6 @@ def compare_trainings(base: Path, options: argparse.Namespace) -> list[dict[str,
                     "stage": stage,
                     "processes": name,
                     "steps": len(steps),
-                    "loss of the last step": steps[-1]["loss"],
                     **{f"{metric}, largest difference": value for metric, value in differences.items()},
                     "train s a step": statistics.median(row["seconds/train"] for row in steps[1:]),
                 }
