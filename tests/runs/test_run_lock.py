@@ -12,6 +12,7 @@ from commands import LOCK_HOLDER, bad, good, lock_elsewhere
 from error_cases import raises
 
 import saccade
+from saccade.checks import run_checks
 from saccade.config.load import load_recipe
 from saccade.errors import RunError
 from saccade.runs import pipeline, stages
@@ -111,3 +112,18 @@ def test_a_training_beside_another_changes_nothing(folder, hold):
     with pytest.raises(RunError):
         pipeline.rl(folder, recipe, resume=True, on_step=lambda *_: None)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_of_two_trainings_that_start_a_run_the_second_writes_nothing(tmp_path, monkeypatch):
+    with contextlib.ExitStack() as stack:
+
+        def start_another(*recipes):
+            stack.enter_context(lock_elsewhere(tmp_path / "new", "training"))
+            return {}
+
+        monkeypatch.setattr(run_checks, "require_checks", lambda planned_run: None)
+        monkeypatch.setattr(run_checks, "start_sandboxes", start_another)
+        recipe = load_recipe("tiny/base", data_settings(tmp_path / "new"))
+        with raises(RunError, key=str(tmp_path / "new")):
+            stages.train(tmp_path / "new", recipe, ["rl"], start_stage=lambda *_: None)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [".locks"]

@@ -79,8 +79,9 @@ def _run_demo(
     unchanged = Run(path=folder, recipe=recipe)
     finished = {section for section, stage in SECTION_STAGES.items() if unchanged.is_done(stage)}
     resumable_keys = [key for key in RESUMABLE_KEYS if key.split(".")[0] not in finished]
-    run = pipeline.start_run(folder, recipe, STAGES, resume=resume, resumable_keys=resumable_keys, has_model=False)
-    lock.acquire()
+    run = pipeline.start_run(
+        folder, recipe, STAGES, resume=resume, resumable_keys=resumable_keys, has_model=False, lock=lock
+    )
     runner = DemoRunner(run)
     stages = runner.build_stages()
     for number, (name, (description, stage_fn)) in enumerate(stages.items(), 1):

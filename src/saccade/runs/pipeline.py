@@ -260,8 +260,9 @@ def start_run(
     resume: bool = False,
     resumable_keys: Collection[str] = RESUMABLE_KEYS,
     has_model: bool = True,
+    lock: RunLock,
 ) -> Run:
-    """Check what the stages need, start their sandboxes, and create or resume the run.
+    """Check what the stages need, start their sandboxes, acquire the lock, and create or resume the run.
 
     Without `has_model` the run makes a tiny model itself. Raises the error of the first check that fails, before the
     folder becomes a run, which with an unusable recipe could only be deleted.
@@ -282,7 +283,9 @@ def start_run(
     )
     require_checks(planned_run)
     used = [*([recipe] if "rl" in stages else []), *([apply_evaluation_settings(recipe)] if "eval" in stages else [])]
-    return Run.create(folder, recipe, resume=resume, resumable_keys=resumable_keys, metadata=start_sandboxes(*used))
+    metadata = start_sandboxes(*used)
+    lock.acquire()  # before the folder is a run: of two processes that start one, the second must not replace its recipe
+    return Run.create(folder, recipe, resume=resume, resumable_keys=resumable_keys, metadata=metadata)
 
 
 def check_run(
@@ -429,7 +432,7 @@ def sft(
     demonstrations = load_recipe_data(folder, recipe, "data.demonstrations", file, Demonstration)
     held_out = load_validation_tasks(folder, recipe, [demonstration.task for demonstration in demonstrations])
     with RunLock(folder, TRAINING) as lock:
-        used_run = run or start_run(folder, recipe, ["sft"], resume=resume)
+        used_run = run or start_run(folder, recipe, ["sft"], resume=resume, lock=lock)
         lock.acquire()
         _record_data(used_run, {"data.demonstrations": (file, demonstrations)}, accepts_changes=accept_changed_data)
 
@@ -466,7 +469,7 @@ def rl(
     tasks = load_training_tasks(folder, recipe)
     held_out = load_validation_tasks(folder, recipe, [*tasks[:], *_load_demonstrated_tasks(folder, recipe)])
     with RunLock(folder, TRAINING) as lock:
-        run = run or start_run(folder, recipe, ["rl"], resume=resume)
+        run = run or start_run(folder, recipe, ["rl"], resume=resume, lock=lock)
         lock.acquire()
         require_finished_sft(run)
         _record_data(run, _list_training_files(recipe, tasks), accepts_changes=accept_changed_data)

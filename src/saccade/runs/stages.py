@@ -71,8 +71,7 @@ def train(
     for more steps of an SFT from which RL has started.
     """
     with RunLock(folder, TRAINING) as lock:  # over all stages: no other process starts between two
-        run = pipeline.start_run(folder, recipe, stages, resume=resume)
-        lock.acquire()
+        run = pipeline.start_run(folder, recipe, stages, resume=resume, lock=lock)
         train_fns = {"sft": (pipeline.sft, recipe.sft.steps), "rl": (pipeline.rl, recipe.rl.steps)}
         for stage in stages:
             if stage in train_fns and not (stage == "sft" and _is_sft_complete(run)):
