@@ -168,7 +168,8 @@ def describe_components(ablation: Ablation) -> list[tuple[str, str, str]]:
     for name in dict.fromkeys(variant for _, variant in ablation.list_cells()):
         variant = ablation.spec.variants[name]
         initial = (f"initial checkpoint: {variant.initial_checkpoint}",) if variant.initial_checkpoint else ()
-        rows.append((f"variant: {name}", variant.description, ", ".join((variant.recipe, *initial, *variant.settings))))
+        settings = (ablation.spec.get_recipe(name), *initial, *variant.settings)
+        rows.append((f"variant: {name}", variant.description, ", ".join(settings)))
     return rows
 
 

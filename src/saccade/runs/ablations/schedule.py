@@ -137,7 +137,8 @@ class Ablation(Section):
     def build_recipe(self, condition: str, variant: str, seed: int = 0) -> Recipe:
         """Build the recipe of a variant in a condition."""
         spec = self.spec.variants[variant]
-        return self._build_recipe(spec.recipe, (*self.spec.conditions[condition].settings, *spec.settings), seed)
+        settings = (*self.spec.conditions[condition].settings, *spec.settings)
+        return self._build_recipe(self.spec.get_recipe(variant), settings, seed)
 
     def build_initial_checkpoint_recipe(self, name: str, seed: int = 0) -> Recipe:
         """Build the SFT recipe of an initial checkpoint; without a prefilled think tag, so that the model learns it."""

@@ -78,7 +78,7 @@ class Variant(Section):
     """A recipe and settings to compare; `initial_checkpoint` overrides the condition's."""
 
     description: str = ""
-    recipe: str = "tiny/para_grpo"
+    recipe: str | None = None  # null = the spec's `base_recipe`
     initial_checkpoint: str | None = None
     settings: Settings = ()
 
@@ -108,7 +108,7 @@ class AblationSpec(Section):
     title: str
     claim: str
     hypothesis: str  # what the conditions test
-    base_recipe: str = "tiny/base"  # of synthetic data and initial checkpoints
+    base_recipe: str = "tiny/base"  # of synthetic data, initial checkpoints, and variants that name none
     settings: Settings = ()
     steps: PositiveInt
     rollouts_per_step: PositiveInt = 64  # for the estimate of time: episodes that cost as much as an RL step
@@ -122,6 +122,10 @@ class AblationSpec(Section):
     curves: tuple[str, ...]  # keys of the step's metrics
     final_metrics: tuple[str, ...] = ()  # reported as means over the last third of the steps
     quick: QuickSettings = QuickSettings()
+
+    def get_recipe(self, variant: str) -> str:
+        """Return the name of a variant's recipe."""
+        return self.variants[variant].recipe or self.base_recipe
 
     @model_validator(mode="after")
     def _validate_names(self) -> "AblationSpec":
