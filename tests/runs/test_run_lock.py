@@ -127,3 +127,19 @@ def test_of_two_trainings_that_start_a_run_the_second_writes_nothing(tmp_path, m
         with raises(RunError, key=str(tmp_path / "new")):
             stages.train(tmp_path / "new", recipe, ["rl"], start_stage=lambda *_: None)
     assert [path.name for path in (tmp_path / "new").iterdir()] == [".locks"]
+
+
+@pytest.mark.slow
+def test_two_evaluations_may_start_a_run_at_once(tmp_path, tiny_folder, dataset_folder, monkeypatch):
+    recipe, out = tmp_path / "recipe.yaml", tmp_path / "run"
+    tasks = dataset_folder / "test" / "tasks.jsonl"
+    recipe.write_text(f"extends: tiny/para_grpo\nmodel: {{path: {tiny_folder}}}\ndata: {{test: {tasks}}}\n")
+
+    def start_another(*recipes):
+        Run.create(out, pipeline.with_paths(load_recipe(str(recipe)), folder=out))
+        monkeypatch.undo()
+        return {}
+
+    monkeypatch.setattr(run_checks, "start_sandboxes", start_another)
+    good("eval", recipe, "--out", out, "--shard", "1/2", "evaluation.num_tasks=2", "sampling.max_tokens=4")
+    assert len(Run.open(out).read_invocations()) == 2

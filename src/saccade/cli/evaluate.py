@@ -211,11 +211,14 @@ def _prepare_run(
 
     def prepare() -> None:
         from saccade.checks.run_checks import PlannedRun, require_checks, start_sandboxes
+        from saccade.runs.run_lock import CREATION, hold_lock
 
         checked, has_model = recipe.with_values({"model.path": run_recipe.model.path}), not uses_chat_engine(recipe)
         require_checks(PlannedRun(recipe=checked, folder=output_folder, stages=["eval"], has_model=has_model))
         isolations = start_sandboxes(apply_evaluation_settings(run_recipe))
-        Run.create(output_folder, run_recipe, resume=is_run, metadata=isolations)
+        with hold_lock(output_folder, CREATION, waits=True):  # several shards may start at once
+            exists = (output_folder / "recipe.yaml").exists()
+            Run.create(output_folder, run_recipe, resume=exists, metadata=isolations)
 
     is_unchanged = is_run and not Run(path=output_folder, recipe=run_recipe).diff_recipe()
     if not is_unchanged:

@@ -284,7 +284,7 @@ def start_run(
     require_checks(planned_run)
     used = [*([recipe] if "rl" in stages else []), *([apply_evaluation_settings(recipe)] if "eval" in stages else [])]
     metadata = start_sandboxes(*used)
-    lock.acquire()  # before the folder is a run: of two processes that start one, the second must not replace its recipe
+    lock.acquire()  # before the folder is a run: a second process that starts one must not replace its recipe
     return Run.create(folder, recipe, resume=resume, resumable_keys=resumable_keys, metadata=metadata)
 
 

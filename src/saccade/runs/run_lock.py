@@ -20,15 +20,18 @@ from saccade.errors import RunError
 from saccade.utils.files import convert_file_errors, create_folder, require_regular
 
 # Names of locks; that of an evaluation is `eval-NAME`.
-TRAINING, REPORT, DATA_BUILD, ABLATION = "training", "report", "data-build", "ablation"
+TRAINING, REPORT, DATA_BUILD, ABLATION, CREATION = "training", "report", "data-build", "ablation", "creation"
 _logger = logging.getLogger("saccade")
 _held: dict[Path, int] = {}  # how often this process holds each lock: to the kernel, a process never waits for itself
 
 
 @contextlib.contextmanager
-def hold_lock(folder: Path, name: str) -> Iterator[None]:
-    """Create a folder and hold one of its locks inside the block. Raises what `RunLock` raises."""
-    with RunLock(folder, name) as lock:
+def hold_lock(folder: Path, name: str, *, waits: bool = False) -> Iterator[None]:
+    """Create a folder and hold one of its locks inside the block; with `waits`, wait for another process's end of it.
+
+    Raises what `RunLock` raises.
+    """
+    with RunLock(folder, name, waits=waits) as lock:
         lock.acquire()
         yield
 
@@ -36,11 +39,12 @@ def hold_lock(folder: Path, name: str) -> Iterator[None]:
 class RunLock:
     """A context manager that holds the lock `name` of a run folder from `acquire` on; at entry if the folder exists.
 
-    Raises RunError, with the folder as key and the holder's pid as value, if another process holds it.
+    Raises RunError, with the folder as key and the holder's pid as value, if another process holds it; with `waits`,
+    waits until it doesn't.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name = folder, name
+    def __init__(self, folder: Path, name: str, *, waits: bool = False) -> None:
+        self._folder, self._name, self._waits = folder, name, waits
         self._path = _locate(folder, name)
         self._file_descriptor: int | None = None
         self._is_held = False
@@ -65,7 +69,7 @@ class RunLock:
             require_regular(self._path)
             file_descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.lockf(file_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file_descriptor, fcntl.LOCK_EX | (0 if self._waits else fcntl.LOCK_NB))
         except (BlockingIOError, PermissionError) as error:
             refusal = self._build_refusal(os.pread(file_descriptor, 4096, 0))
             os.close(file_descriptor)
