@@ -412,6 +412,7 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk(tmp_path, tiny_folder, datas
     )
     assert done.returncode == 1
     assert str(run / "sft") in done.stderr
+    assert "--resume" in done.stderr
     assert done.stderr.count("\n") == 1
     good(*start, "--resume")
     assert [path.name for path in sorted((run / "sft").iterdir())] == ["step-000002", "step-000004"]

@@ -34,7 +34,7 @@ from saccade.models.attention import AttentionSpan, PackedTrees, VarlenIndex, at
 from saccade.models.checkpoint_files import IGNORED_FILES, METADATA_SUFFIXES, check_dtypes
 from saccade.models.pass_limits import MAX_VISION_TOKENS
 from saccade.models.policy import FeatureCache, KVCacheProtocol, Policy, PolicyInputs, VisionFeatures, VisionPass
-from saccade.utils.files import read_bytes
+from saccade.utils.files import convert_file_errors, describe_retry, read_bytes
 from saccade.utils.text import join_examples
 
 PEFT_CONFIG = "adapter_config.json"
@@ -241,7 +241,7 @@ class Backbone:
 
     def export_adapters(self, folder: Path) -> None:
         """Write the adapters alone into a folder, in peft's format; collective like `save`."""
-        with convert_errors(ModelError, f"the adapters can't be written to {folder}; free some space"):
+        with _convert_write_errors(folder):
             adapters = self._gather_adapters()
             if checkpoint_io.is_rank_zero():
                 lora.export_adapters(adapters, folder)
@@ -449,6 +449,9 @@ class ModelSnapshot:
             checkpoint_io.write_layers(map(dict, self.layers), folder)
 
 
-def _convert_write_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
-    message = f"the model can't be written to {folder}; free some space, or choose another folder"
-    return convert_errors(ModelError, message)
+@contextlib.contextmanager
+def _convert_write_errors(folder: Path) -> Iterator[None]:
+    """Convert errors of the file system and of safetensors, which has its own type for a full disk."""
+    message = f"the model can't be written to {folder}; free some space, {describe_retry(folder)}"
+    with convert_errors(ModelError, message, key=str(folder)), convert_file_errors(folder):
+        yield

@@ -217,7 +217,7 @@ def convert_file_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = OS_ERROR_HINTS.get(error.errno or 0, "").format(retry=_RESUME if is_resumable(path) else _REPEAT)
+        hint = OS_ERROR_HINTS.get(error.errno or 0, "").format(retry=describe_retry(path))
         reason = (error.strerror or str(error)).lower() + (f"; {hint}" if hint else "")
         raise RunError(f"{path} can't be written: {reason}", key=str(path)) from error
 
@@ -230,3 +230,8 @@ def is_resumable(path: Path) -> bool:
         (folder / "ablation.json").is_file() or all((folder / name).is_file() for name in _RUN_FILES)
         for folder in folders
     )
+
+
+def describe_retry(path: Path) -> str:
+    """Return how a command that failed to write below a path is continued."""
+    return _RESUME if is_resumable(path) else _REPEAT
