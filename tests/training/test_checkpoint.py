@@ -196,8 +196,14 @@ def test_a_full_disk_raises_with_the_checkpoints_path(tmp_path, components, opti
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", fail)
-    with raises(RunError, key=str(tmp_path / "step-000002")):
+    with raises(RunError, key=str(tmp_path / "step-000002")) as caught:
         save(tmp_path, 2, components, optimizer)
+    assert "--resume" not in str(caught.value)  # no folder above is a run
+    for name in ("invocations.json", "recipe.yaml"):
+        (tmp_path / name).touch()
+    with raises(RunError, key=str(tmp_path / "step-000002")) as caught:
+        save(tmp_path, 2, components, optimizer)
+    assert "--resume" in str(caught.value)
     assert checkpoint.find_newest_checkpoint(tmp_path).step == 1
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from saccade.config.schema import CheckpointConfig, RlConfig, SftConfig
 from saccade.errors import ModelError, RunError, convert_errors
 from saccade.models.checkpoint_files import check_weights, verify_checksums, write_checksums
-from saccade.utils.files import read_text, sync_path, sync_tree
+from saccade.utils.files import convert_file_errors, describe_retry, read_text, sync_path, sync_tree
 
 if TYPE_CHECKING:  # reports list checkpoints without torch
     from saccade.training.distributed.backbone import ShardedOptimizer
@@ -123,8 +123,8 @@ def save_checkpoint(
     """
     target = folder / f"step-{step:06d}"
     part_folder = folder / f".step-{step:06d}.part"
-    message = f"the checkpoint {target} can't be written; free space or choose another run folder"
-    with convert_errors(RunError, message, key=str(target)):
+    message = f"the checkpoint {target} can't be written; free some space, {describe_retry(target)}"
+    with convert_errors(RunError, message, key=str(target)), convert_file_errors(target):
         _delete_leftovers(folder)
         try:
             part_folder.mkdir(parents=True)
