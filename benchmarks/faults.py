@@ -274,7 +274,7 @@ def find_descendants(pid: int) -> list[Path]:
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             if folder.name.isdecimal():
-                parents[folder] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                parents[folder] = int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     ancestors, descendants = {pid}, list[Path]()
     while found := [folder for folder, parent in parents.items() if parent in ancestors and folder not in descendants]:
         descendants += found

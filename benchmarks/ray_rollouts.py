@@ -70,7 +70,7 @@ def list_descendants(root: int) -> Iterator[tuple[int, list[str]]]:
     stats: dict[int, list[str]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            stats[int(folder.name)] = (folder / "stat").read_text().rpartition(")")[2].split()
+            stats[int(folder.name)] = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
         except OSError:
             continue  # it has exited
     pids = [root]

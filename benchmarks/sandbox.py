@@ -218,7 +218,7 @@ def list_children(pid: int) -> list[int]:
 def is_alive(pid: int) -> bool:
     """Return whether a process is running, and isn't a zombie."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
 

@@ -5,6 +5,7 @@ import inspect
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from commands import RL, SFT, SMALL, SYNTHETIC, count_visual_tokens, fail, good, run
@@ -16,6 +17,7 @@ from saccade import plugins
 from saccade.checks import machine
 from saccade.cli.app import app
 from saccade.config import load, reference
+from saccade.config.load import load_recipe
 from saccade.config.schema import Recipe
 from saccade.errors import ConfigError, DataError, ModelError, RunError
 from saccade.runs import stages
@@ -228,14 +230,17 @@ def test_model_is_not_overwritten(tmp_path):
     fail(RunError, "model", "tiny", tmp_path, key=tmp_path)
 
 
-@pytest.mark.parametrize(("command", "resumable"), [("sft", True), ("doctor", False)])
-def test_interrupt_prints_the_resume_command(monkeypatch, command, resumable):
+@pytest.mark.parametrize(("command", "resumable"), [("sft", True), ("sft", False), ("doctor", False)])
+def test_interrupt_prints_the_resume_command(tmp_path, monkeypatch, command, resumable):
     def stop(*_):
         raise KeyboardInterrupt
 
+    monkeypatch.chdir(tmp_path)
+    if resumable:
+        Run.create(Path("runs/a b"), load_recipe("tiny/base"))
     monkeypatch.setattr(sys.modules["saccade.cli.train"], "load_recipe", stop)
     monkeypatch.setattr(machine, "check_machine", stop)
-    arguments = ["sft", "tiny/base", "--out", "runs/a b", "--resume"] if resumable else ["doctor"]
+    arguments = [command, *(["tiny/base", "--out", "runs/a b", "--resume"] if command == "sft" else [])]
     monkeypatch.setattr(sys, "argv", ["saccade", *arguments])
     done = run(*arguments)
     assert done.exit_code == 130

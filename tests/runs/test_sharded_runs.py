@@ -246,7 +246,7 @@ def find_rank(parent, rank):
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
-                status, environment = (folder / "stat").read_text(), (folder / "environ").read_bytes()
+                status, environment = (folder / "stat").read_text(errors="replace"), (folder / "environ").read_bytes()
             except OSError:
                 continue
             if int(status.rpartition(")")[2].split()[1]) == parent and f"\0RANK={rank}\0".encode() in environment:

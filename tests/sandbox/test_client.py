@@ -53,7 +53,7 @@ def count_descriptors():
 
 def is_alive(pid):
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
 
@@ -64,7 +64,7 @@ def list_descendants(pid):
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             with contextlib.suppress(OSError):
-                fields = (path / "stat").read_text().rpartition(")")[2].split()
+                fields = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
                 if fields[0] != "Z":
                     parents[int(path.name)] = int(fields[1])
     descendants, generation = set(), {pid}
@@ -263,16 +263,19 @@ asyncio.run(main())
 def test_all_processes_exit_with_the_host(disabled_layers, signal_number):
     command = [sys.executable, "-c", HOST, str(Path(__file__).parent), *disabled_layers]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as host:
-        assert host.stdout.readline()
-        deadline = time.monotonic() + PATIENCE
-        while len(pids := list_descendants(host.pid)) != 2 + 3 + 1 and time.monotonic() < deadline:
-            time.sleep(0.005)
-        assert len(pids) == 2 + 3 + 1  # supervisor, zygote, workers, a preforked worker
-        host.send_signal(signal_number)
-        deadline = time.monotonic() + PATIENCE  # 0.1 s on an idle machine: benchmarks/sandbox.py measures it
-        while any(map(is_alive, pids)) and time.monotonic() < deadline:
-            time.sleep(0.005)
-        assert not [pid for pid in pids if is_alive(pid)]
+        try:
+            assert host.stdout.readline()
+            deadline = time.monotonic() + PATIENCE
+            while len(pids := list_descendants(host.pid)) != 2 + 3 + 1 and time.monotonic() < deadline:
+                time.sleep(0.005)
+            assert len(pids) == 2 + 3 + 1  # supervisor, zygote, workers, a preforked worker
+            host.send_signal(signal_number)
+            deadline = time.monotonic() + PATIENCE  # 0.1 s on an idle machine: benchmarks/sandbox.py measures it
+            while any(map(is_alive, pids)) and time.monotonic() < deadline:
+                time.sleep(0.005)
+            assert not [pid for pid in pids if is_alive(pid)]
+        finally:
+            host.kill()
 
 
 # ---- host stalls -----------------------------------------------------------------------------------------------------

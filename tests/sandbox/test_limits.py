@@ -186,7 +186,7 @@ def test_errors_in_threads_and_finalizers_are_printed(server):
 def list_thread_states(sandbox):
     """Return the kernel's state letter of each thread of a sandbox's worker."""
     tasks = Path(sandbox._worker.find_proc_dir(), "task").iterdir()
-    return [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks]
+    return [(task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] for task in tasks]
 
 
 def test_threads_are_stopped_between_calls(server):
