@@ -436,6 +436,7 @@ def test_what_does_not_fit_on_the_disk_can_be_made_again(tmp_path, arguments, li
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if "it/s]" not in line]
     assert len(lines) == 1
+    assert "repeat the command" in lines[0]
     assert lines[0].startswith(f"{folder}{file} can't be written: file too large")
     good(*command)
 

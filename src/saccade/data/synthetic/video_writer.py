@@ -12,13 +12,13 @@ import av
 
 from saccade.data.synthetic.render import Frames
 from saccade.errors import MediaError, convert_errors
-from saccade.utils.files import write_atomically
+from saccade.utils.files import convert_file_errors, write_atomically
 
 KEYFRAME_INTERVAL_SECONDS = 8  # costs few bits, and readers can still seek close to any time
 
 
 def write_video(path: Path, frames: Iterable[Frames], fps: float) -> None:
-    """Encode frames, uint8 RGB [height, width, 3] each, and write the file atomically. Raises MediaError."""
+    """Encode frames, uint8 RGB [height, width, 3] each, and write the file atomically. Raises MediaError or RunError."""
     remaining = iter(frames)
     first = next(remaining)
     rate = Fraction(fps).limit_denominator(1001)
@@ -26,6 +26,7 @@ def write_video(path: Path, frames: Iterable[Frames], fps: float) -> None:
     options = {"preset": "veryfast", "tune": "fastdecode", "crf": "20", "bf": "0", "threads": "1"}
     with (
         convert_errors(MediaError, f"{path} can't be written"),
+        convert_file_errors(path),
         write_atomically(path) as partial,
         av.open(str(partial), "w", format="mp4") as container,
     ):
