@@ -325,6 +325,12 @@ def test_resuming_a_run_that_never_started(tmp_path, tiny_folder, dataset_folder
     assert "without --resume" in fail(RunError, *start, "--resume", key=tmp_path / "run")
 
 
+def test_a_model_that_is_not_there_is_named(tmp_path):
+    Image.new("RGB", (64, 64)).save(tmp_path / "image.png")
+    start = ["ask", "What?", "--image", tmp_path / "image.png", "--model", tmp_path / "none"]
+    assert "there is no folder" in fail(ModelError, *start, key=tmp_path / "none")
+
+
 @pytest.mark.slow
 def test_a_full_disk_while_a_step_is_logged(tmp_path, tiny_folder, dataset_folder, monkeypatch):
     run, log = tmp_path / "run", Run.log

@@ -156,6 +156,9 @@ def find_default_recipe(model: str | Path) -> tuple[str, tuple[str, ...]]:
             return str(folder / "recipe.yaml"), ()
     if (Path(model) / EXPORTED_RECIPE).is_file():
         return str(Path(model) / EXPORTED_RECIPE), ()
+    if not Path(model).is_dir():
+        message = f"there is no folder {model}; name a checkpoint, a run, a model of the hub, or a server"
+        raise ModelError(message, key=str(model))
     message = f"{model} is not a vision-language model, whose config.json has a vision_config"
     with convert_errors(ModelError, message, key=str(model)):
         vision = json.loads(read_text(Path(model) / "config.json"))["vision_config"]

@@ -6,6 +6,7 @@ import pytest
 from commands import fail, good
 
 from saccade.errors import ConfigError, RunError
+from saccade.runs.ablations.run import JobPool
 from saccade.runs.ablations.spec import list_spec_names
 
 
@@ -46,3 +47,11 @@ def test_other_folder_is_left_unchanged(tmp_path):
     for more in ([], ["--resume"]):
         fail(RunError, "ablate", "gating", "--out", tmp_path, *more, key=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_job_that_could_not_write_its_log_says_so(tmp_path):
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "a.log").touch()
+    pool = JobPool(folder=tmp_path, jobs=())
+    pool.record_exit("a", 1, lambda line: None)
+    assert "full disk" in pool.failures["a"]

@@ -18,7 +18,7 @@ KEYFRAME_INTERVAL_SECONDS = 8  # costs few bits, and readers can still seek clos
 
 
 def write_video(path: Path, frames: Iterable[Frames], fps: float) -> None:
-    """Encode frames, uint8 RGB [height, width, 3] each, and write the file atomically. Raises MediaError or RunError."""
+    """Encode frames, uint8 RGB [height, width, 3] each, and write a file atomically. Raises MediaError, RunError."""
     remaining = iter(frames)
     first = next(remaining)
     rate = Fraction(fps).limit_denominator(1001)

@@ -161,6 +161,8 @@ class JobPool:
             return
         log = read_text((self.folder / "jobs" / f"{name}.log"), errors="replace").strip().splitlines()
         reason = log[-1] if log and exit_code > 0 else f"its process exited with {exit_code}"
+        if not log and exit_code > 0:
+            reason += " before it could write its log, as on a full disk"
         self.failures[name] = reason
         print_line(f"{name}: FAILED: {reason}")
 
