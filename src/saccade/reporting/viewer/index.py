@@ -31,7 +31,7 @@ from saccade.utils.hashing import compute_digest
 from saccade.utils.jsonl import parse_plain_json
 
 INDEX_FOLDER = ".viewer"  # of a run
-VERSION = 3  # of the tables; another one is built again
+VERSION = 4  # of the tables; another one is built again
 MAX_SEARCHED_CHARS = 6000  # of an episode's text, from its start; a megabyte that a model repeats isn't worth an index
 MAX_SHOWN_CHARS = 200  # of a text in a list
 MAX_PAGE = 500  # rows
@@ -107,7 +107,7 @@ _FILTERED = (
 _SHOWN = [name for name in _COLUMNS if name not in ("file", "start", "length", "is_failed")]
 _SCHEMA = f"""
 CREATE TABLE files (id INTEGER PRIMARY KEY, path TEXT UNIQUE NOT NULL, stamp TEXT NOT NULL, inode INTEGER NOT NULL,
-    done INTEGER NOT NULL, lines INTEGER NOT NULL);
+    done INTEGER NOT NULL);
 CREATE TABLE episodes (id INTEGER PRIMARY KEY, {", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())});
 CREATE VIRTUAL TABLE texts USING fts5(body);
 CREATE INDEX by_order ON episodes (step DESC, grp, idx, {", ".join(_FILTERED)}, stage);
@@ -215,11 +215,10 @@ class EpisodeIndex:
         )
         if known is not None and not is_appended:
             self._forget(connection, known[0])
-        done, lines = (known[3], 0) if known is not None and is_appended else (0, 0)
-        values = (name, "", status.st_ino, done, lines)
+        done = known[3] if known is not None and is_appended else 0
         connection.execute(
-            "INSERT OR REPLACE INTO files VALUES ((SELECT id FROM files WHERE path = ?1), ?1, ?2, ?3, ?4, ?5)",
-            values,
+            "INSERT OR REPLACE INTO files VALUES ((SELECT id FROM files WHERE path = ?1), ?1, ?2, ?3, ?4)",
+            (name, "", status.st_ino, done),
         )
         (file,) = connection.execute("SELECT id FROM files WHERE path = ?", (name,)).fetchone()
         self.problems.pop(name, None)
