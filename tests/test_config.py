@@ -88,6 +88,8 @@ def test_null_drops_a_reward_term():
         ("synthetic={demonstrations: python, fps: 2.5}", "synthetic.fps", 2.5),
         ("synthetic={demonstrations: python, event_seconds: 0.5}", "synthetic.event_seconds", 0.5),
         ("synthetic={demonstrations: python, haystack: /clips}", "synthetic.haystack", "/clips"),
+        ("synthetic.model.hidden_size=100", "synthetic.model.hidden_size", 100),
+        ("synthetic.model={num_layers: 0}", "synthetic.model.num_layers", 0),
         ("rl.optim.lr=[", "rl.optim.lr", None),
         ("model.path=", "model.path", None),
     ],

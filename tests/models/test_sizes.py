@@ -6,15 +6,20 @@ import pytest
 import torch
 from error_cases import raises
 
+from saccade.checks.estimates import resolve_model_sizes
+from saccade.config.load import load_recipe
 from saccade.config.schema import ModelConfig, OptimizerConfig
+from saccade.data.dataset import write_items
 from saccade.errors import ConfigError, ModelError
 from saccade.ledger import ImageRef
 from saccade.models.backbone import Backbone
 from saccade.models.config_sizes import PUBLISHED_MODELS, compute_published_sizes, compute_tiny_sizes, read_sizes
 from saccade.models.model_sizes import get_published_sizes, get_tiny_sizes
 from saccade.models.tiny import FAMILIES, make_tiny_model
+from saccade.runs import pipeline
 from saccade.testing import FakeMediaLoader
 from saccade.training.optimizer import Optimizer
+from saccade.types import AnswerType, Demonstration, Task
 
 # Parameters of the published checkpoints in billions, to one decimal.
 BILLIONS = {
@@ -87,6 +92,23 @@ def test_sizes_of_the_demos_model_match_make_tiny_model(tmp_path):
     made, computed = read_sizes(str(tmp_path)), get_tiny_sizes("qwen3_vl")
     # Only the vocabularies differ: one row of 128 numbers per token.
     assert made.num_parameters - computed.num_parameters == 128 * (made.vocab_size - computed.vocab_size)
+
+
+def test_a_recipe_sets_the_size_of_its_tiny_model(tmp_path):
+    recipe = load_recipe("tiny/quick", ["synthetic.model.hidden_size=64", "synthetic.model.num_layers=2"])
+    task = Task(id="a", question="Which color?", media=(), answer_type=AnswerType.OPEN, ground_truth="red")
+    write_items(tmp_path / "demonstrations.jsonl", [Demonstration(task=task, frame_budget=4, replies=("red",))])
+    pipeline.create_tiny_model(tmp_path / "model", recipe, demonstrations=tmp_path / "demonstrations.jsonl")
+    made, planned = read_sizes(str(tmp_path / "model")), resolve_model_sizes(recipe)
+    assert (made.hidden_size, made.num_layers) == (planned.hidden_size, planned.num_layers) == (64, 2)
+    assert made.num_parameters - planned.num_parameters == 64 * (made.vocab_size - planned.vocab_size)
+
+
+def test_the_default_size_of_a_tiny_model_is_that_of_the_known_sizes():
+    recipe = load_recipe("tiny/quick")
+    sizes = get_tiny_sizes("qwen3_vl")
+    assert resolve_model_sizes(recipe) == sizes
+    assert recipe.synthetic.model.model_dump() == {"hidden_size": sizes.hidden_size, "num_layers": sizes.num_layers}
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])

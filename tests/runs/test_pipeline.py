@@ -30,6 +30,7 @@ from saccade.evaluation.compare import read_evaluations
 from saccade.media.cache import CachingMediaLoader
 from saccade.models.tiny import make_tiny_model
 from saccade.runs import evaluation, pipeline
+from saccade.runs.demo import run_demo
 from saccade.runs.run_folder import Run
 from saccade.sandbox import IsolationLayers, IsolationReport
 
@@ -393,6 +394,19 @@ def test_paths_of_a_recipe_file_start_at_its_folder(tmp_path, monkeypatch):
     assert recipe.data.validation == f"{here}/v.jsonl"
     benchmarks = ["evaluation.benchmarks={vstar: [environment.settings.prompt_format=./mine.yaml]}"]
     assert load_recipe("tiny/base", benchmarks).evaluation.benchmarks["vstar"] == (benchmarks[0].split("[")[1][:-2],)
+
+
+def test_a_demos_folder_in_the_working_directory_is_not_a_model_of_the_hub(tmp_path, monkeypatch):
+    class Started(Exception):
+        """The run starts."""
+
+    def start_run(folder, recipe, stages, **options):
+        raise Started(recipe.model.path)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pipeline, "start_run", start_run)
+    with pytest.raises(Started, match=r"^model$"):
+        run_demo(Path("demo"), load_recipe("tiny/quick"), add_task=lambda name: lambda *progress: None)
 
 
 def test_a_run_records_its_plugins_and_refuses_changed_ones(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from saccade import plugins
 from saccade.algorithms.group_advantages import needs_greedy_baseline
 from saccade.chat.families.base import ModelText, TemplateText
 from saccade.chat.renderer import load_renderer
-from saccade.config.schema import KlConfig, OptimizerConfig, Recipe, RlConfig, SftConfig
+from saccade.config.schema import KlConfig, OptimizerConfig, Recipe, RlConfig, SftConfig, SyntheticModelConfig
 from saccade.errors import ConfigError
 from saccade.ledger import ImageRef, Ledger
 from saccade.media.frame_sampling import interleave_timestamps
@@ -105,6 +105,10 @@ def resolve_model_sizes(recipe: Recipe) -> ModelSizes:
         return read_sizes(recipe.model.path)
     if recipe.model.memory_plan_model:
         return get_published_sizes(recipe.model.memory_plan_model)
+    if recipe.synthetic.model != SyntheticModelConfig():
+        from saccade.models.config_sizes import compute_tiny_sizes  # torch and transformers
+
+        return compute_tiny_sizes(recipe.model.family, **recipe.synthetic.model.model_dump())
     return get_tiny_sizes(recipe.model.family)
 
 

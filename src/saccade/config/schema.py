@@ -210,6 +210,13 @@ class NeedlesConfig(Section):
         return self.calls_per_turn * self.tool_turns
 
 
+class SyntheticModelConfig(Section):
+    """Size of the language model of the checkpoint with random weights that `saccade demo` and ablations make."""
+
+    hidden_size: Annotated[int, Field(ge=64, le=4096, multiple_of=64)] = 128  # width; a multiple of 64 (two heads)
+    num_layers: Annotated[int, Field(ge=1, le=100)] = 4  # layers
+
+
 class SyntheticConfig(Section):
     """Parameters of the synthetic dataset (`saccade data synth`): events or symbols that an overview doesn't show."""
 
@@ -219,6 +226,7 @@ class SyntheticConfig(Section):
     tasks: Literal["tiling", "cue", "search", "cost", "map"] = "tiling"
     needles: NeedlesConfig = NeedlesConfig()
     image: SyntheticImageConfig = SyntheticImageConfig()
+    model: SyntheticModelConfig = SyntheticModelConfig()
     train: FileCount = 256  # videos or images in the training split
     validation: FileCount = 48  # videos or images in the validation split
     test: FileCount = 48  # videos or images in the test split

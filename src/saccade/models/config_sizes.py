@@ -25,9 +25,9 @@ def read_sizes(folder: str) -> ModelSizes:
         return _compute_sizes(folder, AutoConfig.from_pretrained(folder, local_files_only=True))
 
 
-def compute_tiny_sizes(family: str) -> ModelSizes:
-    """Return the sizes of a family's tiny model in the demo. Raises ModelError for an unknown family."""
-    return _compute_sizes(f"tiny {family}", build_tiny_config(family, TINY_VOCAB_SIZE))
+def compute_tiny_sizes(family: str, hidden_size: int = 128, num_layers: int = 4) -> ModelSizes:
+    """Return the sizes of a family's tiny model. Raises ModelError for an unknown family."""
+    return _compute_sizes(f"tiny {family}", build_tiny_config(family, TINY_VOCAB_SIZE, hidden_size, num_layers))
 
 
 def compute_published_sizes(name: str) -> ModelSizes:

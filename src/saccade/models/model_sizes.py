@@ -107,7 +107,7 @@ class ModelSizes:
 
 
 def get_tiny_sizes(family: str) -> ModelSizes:
-    """Return the sizes of a family's tiny model in the demo. Raises ModelError for an unknown family."""
+    """Return the sizes of a family's tiny model of the default size. Raises ModelError for an unknown family."""
     sizes = _read_known_sizes()["tiny"]
     if family not in sizes:
         problem = f"family={family!r} has no tiny model; choose one of {', '.join(sorted(sizes))}"

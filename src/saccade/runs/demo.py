@@ -71,7 +71,9 @@ def run_demo(
 def _run_demo(
     folder: Path, recipe: Recipe, lock: RunLock, *, resume: bool, add_task: Callable[[str], UpdateProgress]
 ) -> tuple[Path, list[Table]]:
-    recipe = pipeline.with_paths(recipe, folder=folder, model=folder / "model", data=folder / "data")
+    # Absolute: the relative path demo/model would name a model of the hub as long as there is no such folder.
+    model = (folder / "model").absolute()
+    recipe = pipeline.with_paths(recipe, folder=folder, model=model, data=folder / "data")
     if resume:  # keep the paths as the run's recipe has them
         existing = Run.open(folder).recipe
         recipe = recipe.with_values({"model.path": existing.model.path, "data": existing.data})

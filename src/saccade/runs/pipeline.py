@@ -394,7 +394,10 @@ def generate_data(folder: Path, recipe: Recipe, *, on_progress: Callable[[int, s
 
 
 def create_tiny_model(folder: Path, recipe: Recipe, *, demonstrations: Path, phrases: Sequence[str] = ()) -> None:
-    """Write a checkpoint of random weights whose tokens are the words of demonstrations, fixed texts and `phrases`."""
+    """Write a checkpoint of random weights whose tokens are the words of demonstrations, fixed texts and `phrases`.
+
+    Its sizes are those of `recipe.synthetic.model`.
+    """
     from saccade.models.tiny import make_tiny_model
 
     texts: dict[str, None] = {}
@@ -408,6 +411,8 @@ def create_tiny_model(folder: Path, recipe: Recipe, *, demonstrations: Path, phr
             seed=recipe.seed,
             vocabulary_text=tuple(texts),
             phrases=(*build_tokenizer_pieces(recipe.synthetic), *phrases),
+            hidden_size=recipe.synthetic.model.hidden_size,
+            num_layers=recipe.synthetic.model.num_layers,
         )
 
 

@@ -83,6 +83,16 @@ def test_variant_with_its_own_data_is_rejected(path, tmp_path):
     ).synthetic.events == (1, 2)
 
 
+def test_an_initial_checkpoint_with_its_own_model_size_is_rejected(path, tmp_path):
+    steps = "    python_style_fraction: 0.5\n"
+    (tmp_path / "mine.yaml").write_text(SET.replace(steps, f"{steps}    settings: [synthetic.model.hidden_size=64]\n"))
+    with raises(ConfigError, key="synthetic"):
+        Ablation.from_spec(path)
+    (tmp_path / "mine.yaml").write_text(SET)
+    ablation = Ablation.from_spec(path, settings=["synthetic.model.hidden_size=64"])
+    assert ablation.build_initial_checkpoint_recipe("other").synthetic.model.hidden_size == 64
+
+
 def test_a_set_names_the_recipe_of_its_data_and_checkpoints(path, tmp_path):
     text = SET.replace("steps: 4\nbaseline", "base_recipe: tiny/cost\nsteps: 4\nbaseline")
     text = text.replace("para_grpo", "cost").replace("hot: {", "hot: {recipe: tiny/cost, ")

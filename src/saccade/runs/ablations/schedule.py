@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from saccade.config.load import load_recipe
-from saccade.config.schema import PositiveInt, Recipe, Section, parse_section
+from saccade.config.schema import PositiveInt, Recipe, Section, SyntheticConfig, parse_section
 from saccade.errors import ConfigError, RunError
 from saccade.plugins import suggest
 from saccade.runs.ablations.spec import COMMON_SETTINGS, AblationSpec, EvaluationMode, load_spec
@@ -168,9 +168,11 @@ class Ablation(Section):
             where = f"{' or '.join(self.conditions)}{' with --quick' if self.quick else ''}"
             message = f"{self.name} has no variant in {where}, so there is nothing to compare"
             raise ConfigError(message, key="--condition", value=self.conditions)
+        shared = self.build_initial_checkpoint_recipe("base_sft").synthetic
         for name in self.list_initial_checkpoints():
             recipe = self.build_initial_checkpoint_recipe(name)
             check_recipe(recipe, ["sft"])
+            _require_equal_synthetic(recipe, shared, f"initial checkpoint {name}")
             fraction = self.spec.initial_checkpoints[name].direct_fraction
             if fraction is not None and recipe.synthetic.tasks != "tiling":
                 raise ConfigError(
@@ -182,12 +184,7 @@ class Ablation(Section):
         for condition, variant in self.list_cells():
             recipe = self.build_recipe(condition, variant)
             check_recipe(recipe)
-            if recipe.synthetic != self.build_initial_checkpoint_recipe("base_sft").synthetic:
-                raise ConfigError(
-                    f"the variant {variant} in {condition} changes the synthetic data, which all variants share; set "
-                    "`synthetic` in the spec's `settings`",
-                    key="synthetic",
-                )
+            _require_equal_synthetic(recipe, shared, f"variant {variant} in {condition}")
 
     def build_jobs(self) -> list[Job]:
         """Build every job, dependencies first; variants that are evaluated alike before RL share one job for it."""
@@ -246,6 +243,15 @@ class Ablation(Section):
 
 
 _load_recipe_cached = functools.lru_cache(maxsize=256)(load_recipe)  # building the jobs needs each recipe many times
+
+
+def _require_equal_synthetic(recipe: Recipe, shared: SyntheticConfig, name: str) -> None:
+    if recipe.synthetic != shared:
+        raise ConfigError(
+            f"the {name} changes `synthetic`, the data and the model's size, which all runs share; set it in the "
+            "spec's `settings`",
+            key="synthetic",
+        )
 
 
 def get_initial_checkpoint_folder(seed: int, initial_checkpoint: str) -> str:
