@@ -20,9 +20,11 @@ import ctypes
 import json
 import os
 import runpy
+import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,6 +42,7 @@ from saccade.runs import pipeline
 
 SYNTHETIC = "synthetic={train: 16, validation: 2, test: 2, clip_seconds: 16, events: [1, 2], frame_size: 32, fps: 2}"
 COMPARED = ("loss", "grad_norm")
+MAX_SECONDS = 600  # of one training
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 
 
@@ -83,11 +86,21 @@ def train(stage: str, num_processes: int, folder: Path, options: argparse.Namesp
         "--as-rank",
     ]
     command = [sys.executable, *(launcher if num_processes else ("-m", "saccade")), *arguments]
-    done = subprocess.run(
-        command, env=build_environment(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=600, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{stage} in {num_processes} processes failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    with subprocess.Popen(
+        command,
+        env=build_environment(OMP_NUM_THREADS="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=MAX_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise SystemExit(f"{stage} in {num_processes} processes takes more than {MAX_SECONDS} s") from None
+    if process.returncode:
+        raise SystemExit(f"{stage} in {num_processes} processes failed:\n{output[-4000:]}")
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -100,12 +113,15 @@ def compare_trainings(base: Path, options: argparse.Namespace) -> list[dict[str,
             name = f"torchrun, {num_processes}" if num_processes else "one process"
             steps = train(stage, num_processes, base / f"{stage}-{num_processes}", options)
             counted = len(alone) if stage == "sft" else 1
+            pairs = [
+                (own, other)
+                for own, other in zip(steps[:counted], alone[:counted], strict=True)
+                if COMPARED[0] in own or COMPARED[0] in other  # a step whose groups are all dropped trains on nothing
+            ]
+            if not pairs:
+                raise SystemExit(f"no compared step of {stage} trained; choose a larger model")
             differences = {
-                metric: max(
-                    abs(own[metric] - other[metric]) / max(abs(other[metric]), 1e-12)
-                    for own, other in zip(steps[:counted], alone[:counted], strict=True)
-                    if metric in own  # a step whose groups are all dropped trains on nothing
-                )
+                metric: max(abs(own[metric] - other[metric]) / max(abs(other[metric]), 1e-12) for own, other in pairs)
                 for metric in COMPARED
             }
             rows.append(
@@ -162,6 +178,13 @@ def receive(options: argparse.Namespace) -> None:
     print(json.dumps(same), flush=True)
 
 
+def end_with(receiver: "subprocess.Popen[str]") -> None:
+    """End this process if the receiver fails: NCCL would wait for it forever."""
+    if code := receiver.wait():
+        print(f"the process that receives weights ended with {code}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
 def send_weights(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Send tensors to a process that shares the GPU; return one row."""
     os.environ |= {"NCCL_HOSTID": "sender", "NCCL_SOCKET_IFNAME": "lo"}
@@ -175,6 +198,7 @@ def send_weights(options: argparse.Namespace) -> list[dict[str, Any]]:
         text=True,
     )
     assert receiver.stdin is not None
+    threading.Thread(target=end_with, args=(receiver,), daemon=True).start()
     receiver.stdin.write(group.init_info["nccl_unique_id_b64"] + "\n")
     receiver.stdin.flush()
     begun = time.perf_counter()
@@ -218,6 +242,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--megabytes", type=int, default=300, help="of the weights that are sent")
     options.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
     chosen = options.parse_args(arguments)
+    if chosen.steps < 2:
+        options.error("--steps must be at least 2: the first step of a training warms up")
     if chosen.receive:
         receive(chosen)
         return

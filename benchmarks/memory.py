@@ -73,7 +73,7 @@ def measure_case(name: str, options: argparse.Namespace) -> dict[str, float]:
         trained_tokens=len(batch.token_N),
         row_lengths=(batch.ids_BT.shape[1],),
         micro_batch_size=1,
-        prefix_tokens_of_branches=options.group * int((batch.branch_BT == 0).sum()),
+        max_row_prefix_tokens_of_branches=options.group * int((batch.branch_BT == 0).sum()),
     )
     predicted = estimate_memory(recipe, sizes, optim, training).peak
     return {"tokens": batch.ids_BT.size, "predicted": predicted, "measured": measured}

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from saccade.checks.estimates import (
     ConversationSize,
     PlanAssumptions,
     TrainingCost,
-    compute_tree_sizes,
     estimate_environment,
     estimate_episode,
     estimate_memory,
@@ -24,6 +24,7 @@ from saccade.checks.estimates import (
     estimate_rollouts,
     estimate_sft_training,
     estimate_tokens,
+    plan_trees,
     resolve_model_sizes,
 )
 from saccade.checks.plan import build_plan, format_bytes
@@ -242,7 +243,7 @@ def test_tree_sizes_match_packing(prompt, branch, count, row):
     conversation = ConversationSize(
         num_frames=0, prompt_tokens=prompt, visual_tokens=0, sampled_tokens=branch, total_tokens=prompt + branch
     )
-    assert compute_tree_sizes(conversation, count, row) == [
+    assert [tree.num_tokens for tree in plan_trees(conversation, count, row)] == [
         tree.num_tokens for tree in build_prefix_trees(samples, row)
     ]
 
@@ -309,6 +310,31 @@ def needs(name, *overrides, gpus=1):
     return estimate_memory(
         recipe, sizes, recipe.rl.optim, estimate_rl_training(recipe, episode_size), gpus=gpus, kl=recipe.rl.kl
     )
+
+
+def test_a_gpu_copies_the_prompt_for_each_reply():
+    """For attention without a mask; a CPU's kernel reads it in place."""
+    recipe, sizes, episode_size = estimate_recipe("paravt/para_grpo", "model.activation_checkpointing=false")
+    training = estimate_rl_training(recipe, episode_size)
+    trees = [tree for prompt in episode_size.assign_frame_budgets(1) for tree in plan_trees(prompt, 8, 10**6)]
+    (tree,) = trees
+    prefix = tree.prefix_length * 8
+    row = replace(training, row_lengths=(tree.num_tokens,), micro_batch_size=1)
+    whole = replace(row, max_row_prefix_tokens_of_branches=prefix)
+    for device, attention, width in (("cpu", "branchwise", 0), ("cuda", "branchwise", 4096), ("cuda", "varlen", 1024)):
+        placed = recipe.with_values({"model.device": device, "model.attention": attention})
+        one, other = (estimate_memory(placed, sizes, recipe.rl.optim, cost).activations for cost in (row, whole))
+        assert other - one == 36 * 2 * 2 * width * prefix  # layers, keys and values, bytes
+
+
+def test_the_row_with_the_most_branches_decides():
+    recipe, _, episode_size = estimate_recipe("paravt/para_grpo", reply_tokens=256, calls_per_turn=2)
+    prompts = episode_size.assign_frame_budgets(recipe.rl.prompts_per_step)
+    trees = [tree for prompt in prompts for tree in plan_trees(prompt, recipe.rl.group_size, recipe.rl.pack_length)]
+    most = max(tree.prefix_length * len(tree.sample_indices) for tree in trees)
+    assert estimate_rl_training(recipe, episode_size).max_row_prefix_tokens_of_branches >= most > 0
+    (alone,) = plan_trees(prompts[0], 1, recipe.rl.pack_length)
+    assert alone.prefix_length == 0  # one conversation has nothing to share
 
 
 def test_memory_of_8b():

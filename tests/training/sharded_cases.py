@@ -152,7 +152,7 @@ def continue_copy(workspace, samples, out: Path) -> None:
 
 # By numbers of nodes and of processes of each.
 FEW_CASES = {
-    (1, 2): ("sft lora", "sft untied", "sft muon", "sft bfloat16", "rl texts", "rl kl", "rl kl lora"),
+    (1, 2): tuple(CASES),
     (1, 4): ("sft lora", "rl texts"),
     (2, 2): ("sft lora", "rl kl"),
 }

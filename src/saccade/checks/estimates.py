@@ -314,7 +314,8 @@ class TrainingCost:
     row_lengths: tuple[int, ...]  # the longest row first
     micro_batch_size: int
     num_mini_batches: int = 1  # optimizer steps of a pass
-    prefix_tokens_of_branches: int = 0  # tokens of shared prefixes, once for each branch that attends to them
+    # Of the row with the most: tokens of shared prefixes, once for each branch that attends to them.
+    max_row_prefix_tokens_of_branches: int = 0
 
     @property
     def packed_tokens(self) -> int:
@@ -345,11 +346,6 @@ class TrainingCost:
     def max_row_trained_tokens(self) -> int:
         """Trained tokens of the longest row."""
         return math.ceil(self.max_row_tokens * self.trained_tokens / self.packed_tokens)
-
-    @property
-    def max_row_prefix_tokens_of_branches(self) -> int:
-        """Prefix tokens of the longest row, once for each branch."""
-        return math.ceil(self.max_row_tokens * self.prefix_tokens_of_branches / self.packed_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,28 +413,27 @@ def estimate_rl_training(recipe: Recipe, episode: EpisodeSize) -> TrainingCost:
     prompts = episode.assign_frame_budgets(settings.prompts_per_step)
     num_children = len(prompts) * group_size * episode.num_sub_agents
     children = [sub_agent] * num_children if sub_agent and settings.advantage.sub_agent_advantage != "none" else []
-    trees = [
-        (size, prompt) for prompt in prompts for size in compute_tree_sizes(prompt, group_size, settings.pack_length)
-    ]
-    trees += [(child.total_tokens, child) for child in children]
+    trees = [(plan_tree(child, 1), child) for child in children]
+    for prompt in prompts:
+        trees += [(tree, prompt) for tree in plan_trees(prompt, group_size, settings.pack_length)]
     return _estimate_training(
         settings,
         unpacked_tokens=sum(conversation.total_tokens for conversation in (*prompts * group_size, *children)),
-        tree_sizes=[size for size, _ in trees],
+        trees=[tree for tree, _ in trees],
         visual_tokens=sum(conversation.visual_tokens for _, conversation in trees),
         trained_tokens=sum(conversation.sampled_tokens for conversation in (*prompts * group_size, *children)),
-        prefix_tokens_of_branches=group_size * sum(prompt.prompt_tokens for prompt in prompts),
     )
 
 
 def estimate_sft_training(recipe: Recipe, episode: EpisodeSize) -> TrainingCost:
     """Estimate the training of an SFT step: full rows with the largest prompt's share of visual tokens."""
     settings, longest = recipe.sft, episode.longest
+    row = PrefixTree(prefix_length=0, sample_indices=(), num_tokens=settings.pack_length)
     _require_countable({"sft.tokens_per_step": settings.tokens_per_step // settings.pack_length})
     return _estimate_training(
         settings,
         unpacked_tokens=settings.tokens_per_step,
-        tree_sizes=[settings.pack_length] * math.ceil(settings.tokens_per_step / settings.pack_length),
+        trees=[row] * math.ceil(settings.tokens_per_step / settings.pack_length),
         visual_tokens=math.ceil(settings.tokens_per_step * longest.visual_tokens / longest.prompt_tokens),
         trained_tokens=math.ceil(settings.tokens_per_step * longest.sampled_tokens / longest.total_tokens),
     )
@@ -448,13 +443,12 @@ def _estimate_training(
     settings: RlConfig | SftConfig,
     *,
     unpacked_tokens: int,
-    tree_sizes: Sequence[int],
+    trees: Sequence[PrefixTree],
     visual_tokens: int,
     trained_tokens: int,
-    prefix_tokens_of_branches: int = 0,
 ) -> TrainingCost:
-    trees = [PrefixTree(prefix_length=0, sample_indices=(), num_tokens=size) for size in tree_sizes]
     rows = bin_pack(trees, settings.pack_length)
+    attended = [sum(tree.prefix_length * len(tree.sample_indices) for tree in row) for row in rows]
     return TrainingCost(
         unpacked_tokens=unpacked_tokens,
         visual_tokens=visual_tokens,
@@ -462,7 +456,7 @@ def _estimate_training(
         row_lengths=tuple(sorted((sum(tree.num_tokens for tree in row) for row in rows), reverse=True)),
         micro_batch_size=min(len(rows), settings.micro_batch_size),
         num_mini_batches=min(len(rows), settings.num_mini_batches) if isinstance(settings, RlConfig) else 1,
-        prefix_tokens_of_branches=prefix_tokens_of_branches,
+        max_row_prefix_tokens_of_branches=max(attended),
     )
 
 
@@ -491,18 +485,24 @@ def list_micro_step_tokens(training: TrainingCost, num_ranks: int) -> tuple[list
     return micro_steps, num_tokens
 
 
-def compute_tree_sizes(conversation: ConversationSize, num_episodes: int, pack_length: int) -> list[int]:
-    """Return the tokens of each prefix tree of a group; if the group exceeds a row, each tree repeats the prompt.
+def plan_trees(conversation: ConversationSize, num_episodes: int, pack_length: int) -> list[PrefixTree]:
+    """Plan the prefix trees of a group; if the group exceeds a row, each tree repeats the prompt.
 
     >>> size = ConversationSize(num_frames=4, prompt_tokens=100, visual_tokens=4, sampled_tokens=50, total_tokens=150)
-    >>> compute_tree_sizes(size, 8, 300)
+    >>> [tree.num_tokens for tree in plan_trees(size, 8, 300)]
     [300, 300]
     """
     most = max(1, (pack_length - conversation.prompt_tokens) // conversation.completion_tokens)
-    return [
-        conversation.prompt_tokens + min(most, num_episodes - start) * conversation.completion_tokens
-        for start in range(0, num_episodes, most)
-    ]
+    return [plan_tree(conversation, min(most, num_episodes - start)) for start in range(0, num_episodes, most)]
+
+
+def plan_tree(conversation: ConversationSize, num_branches: int) -> PrefixTree:
+    """Plan the tree of a prompt and its branches; a single branch has no prefix of its own."""
+    return PrefixTree(
+        prefix_length=conversation.prompt_tokens if num_branches > 1 else 0,
+        sample_indices=tuple(range(num_branches)),
+        num_tokens=conversation.prompt_tokens + num_branches * conversation.completion_tokens,
+    )
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------

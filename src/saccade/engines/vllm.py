@@ -7,8 +7,8 @@ from saccade.engines.remote.base import RemoteEngine
 class Vllm(RemoteEngine):
     """Samples from vLLM servers.
 
-    Not run on GPUs yet, and so neither is `weight_sync: nccl`. `weight_sync: gloo` needs servers that implement it, as
-    those of the tests do.
+    Run on CPUs; `weight_sync: nccl` sent tensors between two processes of one GPU, not to vLLM yet. `weight_sync: gloo`
+    needs servers that implement it, as those of the tests do.
     """
 
     api = vllm_api

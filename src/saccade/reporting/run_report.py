@@ -225,7 +225,8 @@ def summarize_findings(
         statements["Training"] = "; ".join(f"{stage}: {steps} steps, {status}" for stage, steps, status, _ in progress)
     if comparison.summaries:
         names = list(comparison.summaries)
-        name = ([name for name in names if name in evaluations and evaluations[name].use_tools] or names)[-1]
+        with_tools = [other for other in names if other in evaluations and evaluations[other].use_tools]
+        name = (with_tools or names)[-1]
         summary = comparison.summaries[name]
         baseline = summary.constant_baseline
         text = f"{name}: accuracy {format_estimate(summary.accuracy)} over {summary.num_clusters} clips"

@@ -27,7 +27,7 @@ _held: dict[Path, int] = {}  # how often this process holds each lock: to the ke
 
 @contextlib.contextmanager
 def hold_lock(folder: Path, name: str, *, waits: bool = False) -> Iterator[None]:
-    """Create a folder and hold one of its locks inside the block; with `waits`, wait for another process's end of it.
+    """Create a folder and hold one of its locks inside the block; with `waits`, block until it is released.
 
     Raises what `RunLock` raises.
     """
@@ -40,7 +40,7 @@ class RunLock:
     """A context manager that holds the lock `name` of a run folder from `acquire` on; at entry if the folder exists.
 
     Raises RunError, with the folder as key and the holder's pid as value, if another process holds it; with `waits`,
-    waits until it doesn't.
+    blocks until that process releases it.
     """
 
     def __init__(self, folder: Path, name: str, *, waits: bool = False) -> None:

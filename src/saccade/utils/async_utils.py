@@ -5,6 +5,7 @@ import contextlib
 import gc
 import inspect
 import threading
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
@@ -46,7 +47,7 @@ async def run_until(stop_event: asyncio.Event, coroutine: Coroutine[Any, Any, T]
 def run_in_daemon_thread(function: Callable[[], T], name: str) -> asyncio.Future[T]:
     """Run a function in a new daemon thread, which Python doesn't join at exit; return a future of its result.
 
-    The function, and what only it refers to, is freed before the future is done.
+    The function, and what only it or its locals refer to, is freed before the future is done.
     """
     future = Future[T]()
     future.set_running_or_notify_cancel()  # from here on only the thread sets its result
@@ -58,6 +59,7 @@ def run_in_daemon_thread(function: Callable[[], T], name: str) -> asyncio.Future
             # A thread that frees a tensor while the interpreter exits aborts the process (std::terminate).
             result = functions.pop()()
         except BaseException as error:  # noqa: BLE001 (raised where the future is awaited)
+            traceback.clear_frames(error.__traceback__)
             future.set_exception(error)
         else:
             future.set_result(result)

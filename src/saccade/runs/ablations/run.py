@@ -162,7 +162,7 @@ class JobPool:
         log = read_text((self.folder / "jobs" / f"{name}.log"), errors="replace").strip().splitlines()
         reason = log[-1] if log and exit_code > 0 else f"its process exited with {exit_code}"
         if not log and exit_code > 0:
-            reason += " before it could write its log, as on a full disk"
+            reason += " before it wrote its log; the disk may be full"
         self.failures[name] = reason
         print_line(f"{name}: FAILED: {reason}")
 

@@ -275,7 +275,7 @@ def _explain_full_memory() -> Iterator[None]:
     except MemoryExceededError as error:
         raise RunError(
             f"rank {distributed.get_rank()}: {error}, and the resumed training splits those as large; lower "
-            "rl.micro_batch_size or sft.micro_batch_size to save the lost time",
+            "rl.micro_batch_size or sft.micro_batch_size to avoid the restart",
             key=FULL_MEMORY_KEY,
             value=error.num_tokens,
         ) from None
