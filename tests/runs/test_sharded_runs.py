@@ -69,7 +69,7 @@ def read_steps(run, stage):
     return [row["step"] for row in rows if row["stage"] == stage]
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_rl_after_sft_samples_from_the_sharded_weights(folder):
     model = ("--model", folder / "model", "--data", folder / "data", "--out", folder / "rl", "--stage", "sft,rl")
     steps = ("sft.steps=1", "rl.steps=2", "rl.save_every=1", "rl.kl.loss_coef=0.1")
