@@ -3,10 +3,13 @@
 import json
 import os
 import shutil
+from traceback import StackSummary
+from types import SimpleNamespace
 
 import pytest
 import torch
 from error_cases import raises
+from torch.distributed.checkpoint.api import CheckpointException
 from training_cases import Killed, are_equal, copy_weights
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
@@ -15,6 +18,8 @@ from saccade.errors import RunError
 from saccade.models import checkpoint_io
 from saccade.runs import pipeline
 from saccade.training import checkpoint
+from saccade.training.distributed import worker
+from saccade.training.distributed.backbone import ShardedOptimizer
 from saccade.training.optimizer import Optimizer
 
 
@@ -205,6 +210,22 @@ def test_a_full_disk_raises_with_the_checkpoints_path(tmp_path, components, opti
         save(tmp_path, 2, components, optimizer)
     assert "--resume" in str(caught.value)
     assert checkpoint.find_newest_checkpoint(tmp_path).step == 1
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("enforce fail")])
+def test_a_full_disk_under_a_sharded_checkpoint_names_the_mend(tmp_path, monkeypatch, error):
+    def fail(*_, **__):
+        raise CheckpointException("write", {1: (error, StackSummary())})
+
+    monkeypatch.setattr(worker, "save", fail)
+    ranks = SimpleNamespace(call=lambda _, folder: worker._write_state({}, folder, None))
+    unused = SimpleNamespace(save=lambda _: None)
+    with raises(RunError, key=str(tmp_path / "step-000001")) as caught:
+        checkpoint.save_checkpoint(
+            tmp_path, step=1, backbone=unused, optimizer=ShardedOptimizer(ranks), trainer_state={}
+        )
+    assert "free some space, then repeat the command" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- unreadable checkpoints ------------------------------------------------------------------------------------------

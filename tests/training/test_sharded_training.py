@@ -255,7 +255,7 @@ def test_a_rank_that_cannot_write_is_one_sentence_on_rank_0(prepared, tmp_path):
     run_processes("full", work, tmp_path)
     errors = json.loads((tmp_path / "errors.json").read_text())
     assert len(errors) == 2
-    assert all("No space left on device" in error and "\n" not in error for error in errors)
+    assert all("no space left on device; free some space" in error and "\n" not in error for error in errors)
     assert not list_checkpoints(tmp_path / "true") + list_checkpoints(tmp_path / "false")
 
 

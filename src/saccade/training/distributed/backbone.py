@@ -174,7 +174,7 @@ class ShardedOptimizer:
         return norm
 
     def save(self, folder: Path) -> None:
-        """Write the sharded weights and states below a checkpoint's folder. Raises RunError."""
+        """Write the sharded weights and states below a checkpoint's folder. Raises the error of a rank, as OSError."""
         if error := self._controller.call("save_state", folder):
             raise error
 
@@ -201,8 +201,8 @@ class ShardedOptimizerSnapshot:
         self._controller = controller
 
     def save(self, folder: Path) -> None:
-        """Write them below a checkpoint's folder, beside the commands of the training. Raises RunError."""
-        writing: Future[RunError | None] = self._controller.call("start_writing", folder)
+        """Write them below a checkpoint's folder, beside the commands of the training. Raises as above, or RunError."""
+        writing: Future[Exception | None] = self._controller.call("start_writing", folder)
         try:
             error = writing.result()
         except RuntimeError as failure:  # of the connection to another rank

@@ -48,7 +48,7 @@ class TrainingWorker:
         # Its operations run beside those of the training.
         self._writer_group = distributed.new_group(backend="gloo", timeout=timeout)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="saccade-checkpoint")
-        self._writing: Future[RunError | None] | None = None
+        self._writing: Future[Exception | None] | None = None
         self._snapshot: dict[str, Any] = {}  # a copy of this rank's part of a checkpoint
         is_cuda = mesh.device_type == "cuda"
         self._device = torch.device(f"cuda:{torch.cuda.current_device()}" if is_cuda else mesh.device_type)
@@ -204,7 +204,7 @@ class TrainingWorker:
         """Write the adapters alone."""
         self.backbone.export_adapters(folder)
 
-    def save_state(self, folder: Path) -> RunError | None:
+    def save_state(self, folder: Path) -> Exception | None:
         """Write the sharded weights and the optimizer's state below a checkpoint's folder.
 
         An error of any rank, which all ranks have, is returned: they stay ready.
@@ -225,7 +225,7 @@ class TrainingWorker:
             self._writing.result()
         self._snapshot = BlockingAsyncStager().stage(self._get_state())
 
-    def start_writing(self, folder: Path) -> "Future[RunError | None]":
+    def start_writing(self, folder: Path) -> "Future[Exception | None]":
         """Write the copy in a thread; the result is that of `save_state`, once all ranks have written."""
         snapshot, self._snapshot = self._snapshot, {}
         self._writing = self._writer.submit(_write_state, snapshot, folder, self._writer_group)
@@ -248,13 +248,17 @@ class TrainingWorker:
         return sorted((result for part in gathered or [] for result in part), key=lambda pair: pair[0])
 
 
-def _write_state(state: dict[str, Any], folder: Path, group: Any) -> RunError | None:
-    """Write this rank's part of a checkpoint; a collective operation of a group. Return the error of any rank."""
+def _write_state(state: dict[str, Any], folder: Path, group: Any) -> Exception | None:
+    """Write this rank's part of a checkpoint; a collective operation of a group. Return the error of any rank.
+
+    If a rank has an OSError, it is returned: `save_checkpoint` knows what to advise.
+    """
     try:
         save(state, checkpoint_id=folder / STATE_FOLDER, process_group=group)
     except CheckpointException as error:  # not an Exception
-        reasons = dict.fromkeys(" ".join(str(failure).split()) for failure, _ in error.failures.values())
-        return RunError(f"{folder / STATE_FOLDER} can't be written: {'; '.join(reasons)}", key=str(folder))
+        failures = [failure for failure, _ in error.failures.values()]
+        os_error = next((failure for failure in failures if isinstance(failure, OSError)), None)
+        return os_error or RuntimeError("; ".join(dict.fromkeys(map(str, failures))))
     return None
 
 
