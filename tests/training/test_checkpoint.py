@@ -213,7 +213,7 @@ def test_a_full_disk_raises_with_the_checkpoints_path(tmp_path, components, opti
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("enforce fail")])
-def test_a_full_disk_under_a_sharded_checkpoint_names_the_mend(tmp_path, monkeypatch, error):
+def test_a_full_disk_under_a_sharded_checkpoint_says_what_to_do(tmp_path, monkeypatch, error):
     def fail(*_, **__):
         raise CheckpointException("write", {1: (error, StackSummary())})
 
