@@ -6,6 +6,7 @@ docs/results/figures.json lists, for each section, its figures in order, each wi
     ["+0.06 {-0.02, +0.15}", "TABLE | CONDITION | VARIANT − OTHER | after"]   a difference, paired by seed
     ["0.66", "other_runs/0/values/0"]                                   of docs/results/demo.json
     ["+0.69 [+0.59, +0.77]", "deciding/cue 0/difference"]                   of docs/results/deciding.json
+    ["0.58 [0.49, 0.67]", "64 × 2, seed 1/4x/accuracy"]                 of docs/results/scale.json
     ["0.04", "rows/after RL, greedy/1/0 − rows/after SFT, greedy/1/0"]  a difference
     ["0.41", "published: …"], ["38", "setting: …"], ["0.78", "not kept: …"]     of no run, or of one without a file
 """
@@ -110,6 +111,53 @@ def test_figures_of_the_readme(collect_results):
     assert find_errors(read_results(collect_results), TRACES["README.md"], look_up_demo) == []
 
 
+# ---- the sizes of the model ----------------------------------------------------------------------------------------
+
+SCALE = json.loads((ROOT / "docs" / "results" / "scale.json").read_text())
+
+
+@pytest.fixture
+def model_scale(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("model_scale")
+
+
+def look_up_scale(source, figure):
+    value = {f"{entry['hidden_size']} × {entry['num_layers']}, seed {entry['seed']}": entry for entry in SCALE}
+    for part in source.split("/"):
+        value = value[int(part)] if isinstance(value, list) else value[part]
+    return value / 1e6 if source.endswith("/parameters") else value
+
+
+def read_scale(model_scale):
+    """Return the page on sizes without its tables, which are generated from the file."""
+    text = (ROOT / "docs" / "experiments" / "scale.md").read_text()
+    for table in (model_scale.format_sizes(SCALE), model_scale.format_runs(SCALE)):
+        assert table in text
+        text = text.replace(table, "")
+    return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+
+
+def test_figures_of_the_page_on_sizes(model_scale):
+    assert find_errors(read_scale(model_scale), TRACES["scale.md"], look_up_scale) == []
+
+
+def test_runs_of_several_sizes_differ_in_size_and_seed_alone():
+    assert len({json.dumps([entry["settings"], entry["tasks"], entry["clips"]]) for entry in SCALE}) == 1
+    assert len({(entry["parameters"], entry["seed"]) for entry in SCALE}) == len(SCALE)
+    for entry in SCALE:
+        assert entry["tasks"] == entry["clips"] == entry["settings"]["synthetic.test"]
+        for name, (first, second) in {"gain_1x": ("before", "1x"), "gain_4x": ("before", "4x")}.items():
+            assert entry[name][0] == pytest.approx(entry[second]["accuracy"][0] - entry[first]["accuracy"][0])
+        assert entry["gain_1x_to_4x"][0] == pytest.approx(entry["gain_4x"][0] - entry["gain_1x"][0])
+
+
+def test_the_plot_of_the_page_on_sizes_is_that_of_the_file(model_scale):
+    plots = model_scale.draw(SCALE).decode(), (ROOT / "docs" / "images" / "scale.svg").read_text()
+    drawn, committed = (re.findall(r'<path d="[^"]*"', text) for text in plots)
+    assert drawn == committed
+
+
 # ---- the experiments -----------------------------------------------------------------------------------------------
 
 
@@ -161,14 +209,15 @@ def test_figures_of_experiments(name):
 
 def test_every_report_has_its_section():
     assert {path.parent.name for path in ROOT.glob("docs/experiments/*/results.json")} == set(SECTIONS)
-    assert set(TRACES) == {*SECTIONS, "README.md"}
+    assert set(TRACES) == {*SECTIONS, "README.md", "scale.md"}
 
 
-def test_every_altered_digit_is_an_error(collect_results):
-    texts = SECTIONS | {"README.md": read_results(collect_results)}
+def test_every_altered_digit_is_an_error(collect_results, model_scale):
+    texts = SECTIONS | {"README.md": read_results(collect_results), "scale.md": read_scale(model_scale)}
+    lookups = {"README.md": look_up_demo, "scale.md": look_up_scale}
     for name, text in texts.items():
         trace = TRACES[name]
-        lookup = look_up_demo if name == "README.md" else functools.partial(look_up_experiment, name)
+        lookup = lookups.get(name) or functools.partial(look_up_experiment, name)
         hidden = CODE.sub(lambda match: " " * len(match[0]), text)
         for match in FIGURE.finditer(hidden):
             digits = [match.start() + i for i, character in enumerate(match[0]) if character.isdigit()]
