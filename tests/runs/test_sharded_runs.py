@@ -105,7 +105,7 @@ def test_a_killed_rank_ends_the_job_with_one_sentence(folder, rank, num_processe
     assert "--nproc" in fail(RunError, *arguments, key=newest.folder)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # if the rank is stopped before rank 0 has its last answer, rank 0 waits
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds the rank in /proc")
 def test_a_rank_killed_at_its_end_while_rank_0_evaluates_ends_the_job_with_one_sentence(folder):
     run = folder / "evaluated"

@@ -54,4 +54,4 @@ def test_a_job_that_could_not_write_its_log_says_so(tmp_path):
     (tmp_path / "jobs" / "a.log").touch()
     pool = JobPool(folder=tmp_path, jobs=())
     pool.record_exit("a", 1, lambda line: None)
-    assert "full disk" in pool.failures["a"]
+    assert "disk may be full" in pool.failures["a"]

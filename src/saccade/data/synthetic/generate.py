@@ -60,7 +60,7 @@ class ClipDataset(SyntheticDataset[ContentT]):
         """Return what the files depend on. Raises DataError for a haystack that can't be divided among the splits."""
         self._sources = assign_to_splits(list_background_videos(self.config.haystack) if self.config.haystack else [])
         return {
-            "settings": self.config.model_dump(mode="json", exclude=set(self.unused_settings)),
+            "settings": self.config.model_dump(mode="json", exclude={"model", *self.unused_settings}),
             "frame_budgets": list(self.frame_budgets),
             "sources": {source.path.name: source.digest for split in SPLITS for source in self._sources[split]},
         }
