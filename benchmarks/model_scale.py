@@ -87,7 +87,7 @@ def format_runs(entries: Iterable[Entry]) -> str:
     """Return the table of runs."""
     lines = [
         "| parameters | width × layers | seed | after SFT | after 1× | after 4× | 1× adds | 4× add | 4× beyond 1× "
-        "| calls after SFT, 1×, 4× | tasks / clips |",
+        "| calls after SFT, 1×, 4× | tasks / media |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for group in group_by_size(entries).values():
