@@ -37,7 +37,6 @@ from _common import describe_machine, parser, show
 import saccade
 from saccade.config.load import load_recipe
 from saccade.engines.remote import nccl_group
-from saccade.models.tiny import make_tiny_model
 from saccade.runs import pipeline
 
 SYNTHETIC = "synthetic={train: 16, validation: 2, test: 2, clip_seconds: 16, events: [1, 2], frame_size: 32, fps: 2}"
@@ -140,14 +139,14 @@ def compare_trainings(base: Path, options: argparse.Namespace) -> list[dict[str,
 # ---- weight sync -----------------------------------------------------------------------------------------------------
 
 
-def make_tensors(megabytes: int, device: str) -> dict[str, torch.Tensor]:
+def make_tensors(megabytes: int) -> dict[str, torch.Tensor]:
     """Return tensors of each type, drawn from a seed; the odd sizes end within a block of NCCL."""
     generator = torch.Generator().manual_seed(0)
     tensors = {}
     for dtype in DTYPES:
         size = megabytes * 2**20 // 3 // dtype.itemsize
         for name, count in (("large", size), ("odd", 1 + size // 1000), ("one", 1)):
-            tensors[f"{dtype}-{name}"] = torch.randn(count, generator=generator).to(dtype).to(device)
+            tensors[f"{dtype}-{name}"] = torch.randn(count, generator=generator).to(dtype)
     return tensors
 
 
@@ -167,7 +166,7 @@ def receive(options: argparse.Namespace) -> None:
     zero = torch.zeros(1, device=device)
     pointer = zero.data_ptr()
     call("ncclAllReduce", pointer, pointer, 1, nccl_group._to_nccl_dtype(zero), 0, comm, stream.cuda_stream)
-    expected, same = make_tensors(options.megabytes, "cpu"), {}
+    expected, same = make_tensors(options.megabytes), {}
     for _ in range(options.rounds + 1):
         for name, tensor in expected.items():
             got = torch.full_like(tensor, 7, device=device)
@@ -204,7 +203,7 @@ def send_weights(options: argparse.Namespace) -> list[dict[str, Any]]:
     begun = time.perf_counter()
     group.join()
     joined = time.perf_counter() - begun
-    tensors = make_tensors(options.megabytes, "cpu")
+    tensors = make_tensors(options.megabytes)
     seconds = []
     for _ in range(options.rounds + 1):
         begun = time.perf_counter()
@@ -253,11 +252,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         show("Weights sent by NCCL", send_weights(chosen), about, out)
     with TemporaryDirectory() as name:
         base = Path(name)
-        recipe = load_recipe("tiny/para_grpo", [SYNTHETIC])
+        size = f"synthetic.model={{hidden_size: {chosen.hidden}, num_layers: {chosen.layers}}}"
+        recipe = load_recipe("tiny/para_grpo", [SYNTHETIC, size])
         pipeline.generate_data(base / "data", recipe, on_progress=lambda *_: None)
-        lines = (base / "data/train/demonstrations.jsonl").read_text().splitlines()
-        texts = [reply for line in lines for reply in json.loads(line)["replies"]]
-        make_tiny_model(str(base / "model"), hidden_size=chosen.hidden, num_layers=chosen.layers, vocabulary_text=texts)
+        pipeline.create_tiny_model(base / "model", recipe, demonstrations=base / "data/train/demonstrations.jsonl")
         rows = compare_trainings(base, chosen)
     show("Training in several processes", rows, about, chosen.out)
 
