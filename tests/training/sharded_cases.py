@@ -85,6 +85,8 @@ CASES = {
     "sft bfloat16": Case("sft", (*ADAMW, "model.dtype=bfloat16"), 5e-2),
     "rl": Case("rl", (*ADAMW, "rl.num_mini_batches=2")),
     "rl texts": Case("rl", ADAMW, change_samples=replace_by_texts),
+    # Its second layer of deepstack features is read by none of the language model.
+    "rl texts, one layer": Case("rl", ADAMW, model="shallow", change_samples=replace_by_texts),
     "rl kl": Case("rl", (*ADAMW, "rl.kl.loss_coef=0.5", "rl.epochs_per_batch=2")),
     "rl kl lora": Case("rl", (*ADAMW, "rl.optim.lr=1e-3", "rl.kl.advantage_coef=0.5", "model.lora_rank=2")),
 }

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import pickle
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 from sharded_cases import CASES
 from torch.utils._pytree import tree_flatten
 from training_cases import alternate, with_reward
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from saccade import models
 from saccade.models.tiny import make_tiny_model
@@ -82,6 +84,11 @@ def prepared(workspace, tmp_path_factory):
         num_layers=2,
         tie_word_embeddings=False,
     )
+    config = AutoConfig.from_pretrained(workspace.root / "model")
+    config.text_config.num_hidden_layers = 1
+    shutil.copytree(workspace.root / "model", workspace.root / "shallow")
+    shallow = AutoModelForImageTextToText.from_pretrained(workspace.root / "model", config=config)
+    shallow.save_pretrained(workspace.root / "shallow")
     samples = record_samples(workspace, pytest.MonkeyPatch(), work / "rl")
     (work / "workspace.pickle").write_bytes(pickle.dumps((workspace, samples)))
     return workspace, samples, work

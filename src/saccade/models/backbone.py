@@ -165,6 +165,7 @@ class Backbone:
             )
         if settings.trained_weights == "language_model":
             self.model.model.visual.requires_grad_(False)
+        _freeze_unread_mergers(self.model)
         is_tower_frozen = not any(parameter.requires_grad for parameter in self.model.model.visual.parameters())
         # Within a policy update: kept longer, a resumed run would compute some in passes with other images, whose
         # rounding differs.
@@ -352,6 +353,16 @@ class Backbone:
         )
         logp_N, _ = self.policy(inputs, 1.0)
         return logp_N.tolist()
+
+
+def _freeze_unread_mergers(model: Any) -> None:
+    """Freeze the projectors of deepstack features that no layer reads, which only a model of few layers has.
+
+    They never have a gradient. Ranks that shard them expect one of each trained weight, with images and without.
+    """
+    mergers = getattr(model.model.visual, "deepstack_merger_list", ())
+    for merger in mergers[model.model.language_model.config.num_hidden_layers :]:
+        merger.requires_grad_(False)
 
 
 def _load_model(settings: ModelConfig, folder: Path) -> PreTrainedModel:
