@@ -6,6 +6,7 @@
 `saccade sft` and `saccade rl` train a model of random weights with the same seed and data in float32, alone, as one
 process of torchrun and as two. A row holds the largest differences of loss and gradient norm from the training alone,
 relatively, over the steps of SFT and in the first step of RL: later ones sample from weights that differ by rounding.
+Below 0.001, where positive and negative terms cancel, a difference is relative to 0.001.
 
 NCCL doesn't let two processes share a GPU. Here they do: each has a name of its own for the host (NCCL_HOSTID), so that
 they exchange data through a socket of this machine. This tests what is sent; its speed says nothing about several GPUs.
@@ -40,7 +41,7 @@ from saccade.engines.remote import nccl_group
 from saccade.runs import pipeline
 
 SYNTHETIC = "synthetic={train: 16, validation: 2, test: 2, clip_seconds: 16, events: [1, 2], frame_size: 32, fps: 2}"
-COMPARED = ("loss", "grad_norm")
+COMPARED, SMALLEST = ("loss", "grad_norm"), 1e-3
 MAX_SECONDS = 600  # of one training
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 
@@ -120,7 +121,9 @@ def compare_trainings(base: Path, options: argparse.Namespace) -> list[dict[str,
             if not pairs:
                 raise SystemExit(f"no compared step of {stage} trained; choose a larger model")
             differences = {
-                metric: max(abs(own[metric] - other[metric]) / max(abs(other[metric]), 1e-12) for own, other in pairs)
+                metric: max(
+                    abs(own[metric] - other[metric]) / max(abs(other[metric]), SMALLEST) for own, other in pairs
+                )
                 for metric in COMPARED
             }
             rows.append(

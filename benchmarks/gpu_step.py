@@ -20,7 +20,7 @@ where a pair is a token and one that it sees; W = 3 for weights that are trained
 weights), 2 for frozen ones (forward, backward to inputs); V = 3, or 1 where the vision tower is frozen; adapters count
 as trained weights. Shared prefixes count once, since they are computed once; what activation checkpointing computes
 again doesn't count (PaLM, arXiv 2204.02311, appendix B). The peak is the device's dense bfloat16 peak, by its name in
-PEAKS below; for another device, or another dtype, give --peak-tflops.
+of saccade.training.peak_flops; for another device, or another dtype, give --peak-tflops.
 """
 
 import argparse
@@ -48,28 +48,12 @@ from saccade.models.tiny import make_tiny_model
 from saccade.rollouts.components import TrainingComponents
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import MicroBatch, pack
+from saccade.training.peak_flops import find_peak_flops
 from saccade.training.policy_update import update_policy
 from saccade.training.rollout_batch import collect_groups
 from saccade.training.train_step import StepReport
 from saccade.training.training_samples import build_samples
 from saccade.types import AnswerType, Group, Media, MediaKind, Task, TrainingSample
-
-# Dense bfloat16 peak in TFLOPS, from the makers' data sheets; the first name that the device's name holds counts.
-PEAKS = {
-    "B200": 2250,
-    "H100 PCIe": 756,
-    "H100 NVL": 835,
-    "H200": 989,
-    "H100": 989,
-    "H800": 989,
-    "A100": 312,
-    "A800": 312,
-    "L40S": 362,
-    "RTX 4090": 165,
-    "L40": 181,
-    "L4": 121,
-}
-
 
 # ---- the step ------------------------------------------------------------------------------------------------------
 
@@ -235,10 +219,10 @@ def peak_tflops(options: argparse.Namespace) -> float:
     if options.peak_tflops is not None:
         return options.peak_tflops
     name = describe_machine(options.device)["device"]
-    found = [peak for known, peak in PEAKS.items() if known in name]
-    if not found or options.dtype != "bfloat16":
+    peak = find_peak_flops(name) if options.dtype == "bfloat16" else None
+    if peak is None:
         raise SystemExit(f"the {options.dtype} peak of {name!r} isn't known; give it with --peak-tflops")
-    return float(found[0])
+    return peak / 1e12
 
 
 def measure(options: argparse.Namespace, sizes: Sizes, folder: str) -> dict[str, Any]:

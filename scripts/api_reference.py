@@ -50,7 +50,7 @@ HELD_TYPES = (
     "training.train_step StepReport",
     "evaluation.benchmarks.base GradedAnswer",
     "evaluation.benchmarks.base JudgePrompt",
-    "evaluation.runner Progress",
+    "evaluation.runner EvaluationProgress",
 )
 ALIASES = (
     "runs.api AnyPath",

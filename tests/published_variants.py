@@ -1,6 +1,6 @@
 """Variants of the published rows, made by rules: each with how it is learned, or the reason why it is refused.
 
-A variant's outcome is LEARNED, a `Rejection` of the replay, or the key of the importer's DataError. Media are
+A variant's outcome is LEARNED, a `RejectionReason` of the replay, or the key of the importer's DataError. Media are
 video.mp4 (16 s), image.png and figure.png, in the folder of the rows.
 """
 
@@ -10,7 +10,7 @@ import random
 
 from published_rows import PARAVT_PATH, PARAVT_QUESTION, PARAVT_SYSTEM, PYVISION_PROMPT
 
-from saccade.training.demonstrations import Rejection
+from saccade.training.demonstrations import RejectionReason
 
 LEARNED = "learned"
 LOOK = "<think>\nI look closer.\n</think>\n"
@@ -103,7 +103,7 @@ def iterate_paravt_forms():
         "python style": f"\n<tool_code>print(crop_video({PARAVT_PATH!r}, 2, end_time=9))</tool_code>",
         "python style by position": "\n<tool_code>crop_video(2, 9.5)</tool_code>",
     }.items():
-        outcome = Rejection.ERROR_RESULT if name == "a null argument" else LEARNED
+        outcome = RejectionReason.ERROR_RESULT if name == "a null argument" else LEARNED
         yield f"a call with {name}", build_paravt(LOOK + call, respond("Blue."), ANSWER), outcome
     row = build_paravt(*one_look, as_json=False)
     call = {"type": "function", "function": {"name": "crop_video", "arguments": '{"start_time": 2, "end_time": 9}'}}
@@ -177,13 +177,13 @@ def iterate_paravt_bad():
     }.items():
         body = f'{{"name": "crop_video", "arguments": {call}}}'
         row = build_paravt(f"{LOOK}<tool_call>{body}</tool_call>", respond("Blue."), ANSWER)
-        yield f"a call with {name}", row, Rejection.ERROR_RESULT
+        yield f"a call with {name}", row, RejectionReason.ERROR_RESULT
         mixed = build_paravt(f"{LOOK}{CROP}<tool_call>{body}</tool_call>", respond("Red.", "Blue."), ANSWER)
-        yield f"a good call beside one with {name}", mixed, Rejection.ERROR_RESULT
+        yield f"a good call beside one with {name}", mixed, RejectionReason.ERROR_RESULT
     for error in ("[Error: crop_video failed: no frame]", "[Error cropping 2.0s-9.5s]", "[Error]"):
-        yield f"the response {error}", build_paravt(LOOK + CROP, respond(error), ANSWER), Rejection.ERROR_RESULT
+        yield f"the response {error}", build_paravt(LOOK + CROP, respond(error), ANSWER), RejectionReason.ERROR_RESULT
         row = build_paravt(LOOK + CROP * 2, respond("Red.", error), ANSWER)
-        yield f"a text beside the response {error}", row, Rejection.ERROR_RESULT
+        yield f"a text beside the response {error}", row, RejectionReason.ERROR_RESULT
     for name, call in {
         "another tool": format_call("crop_audio", start_time=2, end_time=9),
         "no JSON": "<tool_call>crop the video</tool_call>",
@@ -191,34 +191,38 @@ def iterate_paravt_bad():
         "no closing tag": '<tool_call>{"name": "crop_video", "arguments": {"start_time": 2, "end_time": 9}}',
         "code": "<code>\n```python\nprint(1)\n```\n</code>",
     }.items():
-        yield f"a call of {name}", build_paravt(LOOK + call, respond("Blue."), ANSWER), Rejection.ERROR_RESULT
+        yield f"a call of {name}", build_paravt(LOOK + call, respond("Blue."), ANSWER), RejectionReason.ERROR_RESULT
     yield (
         "31 calls in one turn",
         build_paravt(LOOK + CROP * 31, respond(*["Red."] * 31), ANSWER),
-        Rejection.ERROR_RESULT,
+        RejectionReason.ERROR_RESULT,
     )
     turns = [LOOK + CROP, respond("Red.")]
-    yield "31 tool turns", build_paravt(*turns * 31, ANSWER), Rejection.UNANSWERED_CALLS
-    yield "a call in a thought", build_paravt(f"<think>{CROP}</think>", *turns[1:], ANSWER), Rejection.SURPLUS_RESULTS
-    yield "a response without a call", build_paravt(LOOK, respond("Red."), ANSWER), Rejection.SURPLUS_RESULTS
+    yield "31 tool turns", build_paravt(*turns * 31, ANSWER), RejectionReason.UNANSWERED_CALLS
+    yield (
+        "a call in a thought",
+        build_paravt(f"<think>{CROP}</think>", *turns[1:], ANSWER),
+        RejectionReason.SURPLUS_RESULTS,
+    )
+    yield "a response without a call", build_paravt(LOOK, respond("Red."), ANSWER), RejectionReason.SURPLUS_RESULTS
     answered = build_paravt(f"{ANSWER}{CROP}", respond("Red."), ANSWER)
-    yield "a call after the answer", answered, Rejection.UNANSWERED_CALLS
+    yield "a call after the answer", answered, RejectionReason.UNANSWERED_CALLS
     answered = build_paravt(f"{LOOK}{CROP}<answer>A</answer>", respond("Red."), ANSWER)
-    yield "a call before the answer", answered, Rejection.UNANSWERED_CALLS
-    yield "a call after the last answer", build_paravt(*turns, ANSWER + CROP), Rejection.UNANSWERED_CALLS
-    yield "no thought", build_paravt("It is blue. <answer>B</answer>"), Rejection.NO_THOUGHT
-    yield "no thought at a call", build_paravt(CROP, respond("Red."), ANSWER), Rejection.NO_THOUGHT
-    yield "no thought at the end", build_paravt(*turns, "<answer>B</answer>"), Rejection.NO_THOUGHT
-    yield "an answer that opens again", build_paravt(f"{ANSWER}<answer>A"), Rejection.UNCLOSED_ANSWER
+    yield "a call before the answer", answered, RejectionReason.UNANSWERED_CALLS
+    yield "a call after the last answer", build_paravt(*turns, ANSWER + CROP), RejectionReason.UNANSWERED_CALLS
+    yield "no thought", build_paravt("It is blue. <answer>B</answer>"), RejectionReason.NO_THOUGHT
+    yield "no thought at a call", build_paravt(CROP, respond("Red."), ANSWER), RejectionReason.NO_THOUGHT
+    yield "no thought at the end", build_paravt(*turns, "<answer>B</answer>"), RejectionReason.NO_THOUGHT
+    yield "an answer that opens again", build_paravt(f"{ANSWER}<answer>A"), RejectionReason.UNCLOSED_ANSWER
     image = [{"type": "image", "image": "image.png"}, text_part(PARAVT_QUESTION)]
-    yield "a crop of an image", build_paravt(*turns, ANSWER, user=image), Rejection.ERROR_RESULT
-    yield "a crop of nothing", build_paravt(*turns, ANSWER, user=[text_part("Who?")]), Rejection.ERROR_RESULT
+    yield "a crop of an image", build_paravt(*turns, ANSWER, user=image), RejectionReason.ERROR_RESULT
+    yield "a crop of nothing", build_paravt(*turns, ANSWER, user=[text_part("Who?")]), RejectionReason.ERROR_RESULT
     missing = [{"type": "video", "video": "missing.mp4"}, text_part("Who?")]
-    yield "a missing video", build_paravt(ANSWER, user=missing), Rejection.FAILED
+    yield "a missing video", build_paravt(ANSWER, user=missing), RejectionReason.FAILED
     untyped = build_paravt(ANSWER, user=[{"video": "missing.mp4"}, text_part("Who?")])
-    yield "a missing video without a type", untyped, Rejection.FAILED
+    yield "a missing video without a type", untyped, RejectionReason.FAILED
     broken = [{"type": "video", "video": "broken.mp4"}, text_part("Who?")]
-    yield "a broken video", build_paravt(ANSWER, user=broken), Rejection.FAILED
+    yield "a broken video", build_paravt(ANSWER, user=broken), RejectionReason.FAILED
 
 
 def iterate_paravt_unreadable():
@@ -454,7 +458,7 @@ def iterate_pyvision_grid():
             images += ["figure.png"] * len(figures)
             has_error = has_error or fails
         name = f"{num_turns} turns with {len(images)} images and {'an' if has_error else 'no'} error"
-        yield name, build_pyvision(*turns, BOXED, images=images), Rejection.ERROR_RESULT if has_error else LEARNED
+        yield name, build_pyvision(*turns, BOXED, images=images), RejectionReason.ERROR_RESULT if has_error else LEARNED
 
 
 def iterate_pyvision_errors():
@@ -475,7 +479,7 @@ def iterate_pyvision_errors():
                 continue  # below other output it may be printed on purpose
             body = f"{printed}\n{error}" if printed else error
             row = build_pyvision(write_code("1/0"), write_result(body), write_code("3"), write_result("3"), BOXED)
-            yield f"{error.splitlines()[-1]!r} after {printed!r}", row, Rejection.ERROR_RESULT
+            yield f"{error.splitlines()[-1]!r} after {printed!r}", row, RejectionReason.ERROR_RESULT
     for text in (
         "Mean Error: 0.3",
         "MeanSquaredError: 0.2",
@@ -555,25 +559,29 @@ def iterate_pyvision_bad():
         build_pyvision(f"<image>{BOXED}", images=["image.png", "figure.png"]),
         "messages",
     )
-    yield "a missing figure", build_pyvision(*shows, images=["image.png", "missing.png"]), Rejection.FAILED
-    yield "a broken figure", build_pyvision(*shows, images=["image.png", "broken.mp4"]), Rejection.FAILED
-    yield "an output without code", build_pyvision("I wonder.", result, BOXED), Rejection.SURPLUS_RESULTS
-    yield "code in a thought", build_pyvision(f"<think>{code}</think>", result, BOXED), Rejection.SURPLUS_RESULTS
-    yield "two blocks and one output", build_pyvision(code + code, result, BOXED), Rejection.ERROR_RESULT
-    yield "code without its end", build_pyvision(code[:-7], result, BOXED), Rejection.ERROR_RESULT
-    yield "code that is blank", build_pyvision("<code>\n</code>", result, BOXED), Rejection.ERROR_RESULT
-    yield "an opening tag in the text", build_pyvision(f"In <code>: {code}", result, BOXED), Rejection.ERROR_RESULT
-    yield "a call of another tool", build_pyvision(CROP, result, BOXED), Rejection.ERROR_RESULT
-    yield "code after the answer", build_pyvision(BOXED + code, result, BOXED), Rejection.UNANSWERED_CALLS
-    yield "code after the last answer", build_pyvision(BOXED + code), Rejection.UNANSWERED_CALLS
-    yield "31 turns", build_pyvision(*[code, result] * 31, BOXED), Rejection.UNANSWERED_CALLS
+    yield "a missing figure", build_pyvision(*shows, images=["image.png", "missing.png"]), RejectionReason.FAILED
+    yield "a broken figure", build_pyvision(*shows, images=["image.png", "broken.mp4"]), RejectionReason.FAILED
+    yield "an output without code", build_pyvision("I wonder.", result, BOXED), RejectionReason.SURPLUS_RESULTS
+    yield "code in a thought", build_pyvision(f"<think>{code}</think>", result, BOXED), RejectionReason.SURPLUS_RESULTS
+    yield "two blocks and one output", build_pyvision(code + code, result, BOXED), RejectionReason.ERROR_RESULT
+    yield "code without its end", build_pyvision(code[:-7], result, BOXED), RejectionReason.ERROR_RESULT
+    yield "code that is blank", build_pyvision("<code>\n</code>", result, BOXED), RejectionReason.ERROR_RESULT
+    yield (
+        "an opening tag in the text",
+        build_pyvision(f"In <code>: {code}", result, BOXED),
+        RejectionReason.ERROR_RESULT,
+    )
+    yield "a call of another tool", build_pyvision(CROP, result, BOXED), RejectionReason.ERROR_RESULT
+    yield "code after the answer", build_pyvision(BOXED + code, result, BOXED), RejectionReason.UNANSWERED_CALLS
+    yield "code after the last answer", build_pyvision(BOXED + code), RejectionReason.UNANSWERED_CALLS
+    yield "31 turns", build_pyvision(*[code, result] * 31, BOXED), RejectionReason.UNANSWERED_CALLS
     yield "code at the end", build_pyvision(code), "messages"
     yield "an output at the end", build_pyvision(code, result), "messages"
     yield "an answer without its end", build_pyvision("<answer>\n\\boxed{3}"), "messages"
     yield "a list as an image", build_pyvision(BOXED, images=[["image.png"]]), "images.0"
     row = build_pyvision(code, result, BOXED)
     row["messages"][3:3] = [{"role": "observation", "content": result}]
-    yield "two outputs of one block", row, Rejection.SURPLUS_RESULTS
+    yield "two outputs of one block", row, RejectionReason.SURPLUS_RESULTS
 
 
 PARAVT_VARIANTS = [

@@ -24,7 +24,7 @@ from saccade.data.synthetic.contact_sheet import draw_contact_sheet
 from saccade.data.synthetic.dataset import SPLITS
 from saccade.data.synthetic.events import COLORS, PALETTE
 from saccade.data.synthetic.image.generate import MAX_CALLS_PER_TURN, ImageDataset, build_demonstration
-from saccade.data.synthetic.image.objects import DIGIT, DOT, LETTER, SYMBOLS, Scene, SceneObject, sample_scene
+from saccade.data.synthetic.image.objects import DIGIT, DOT, LETTER, SYMBOLS, ImageScene, SceneObject, sample_scene
 from saccade.data.synthetic.image.questions import ANSWER_TYPES, parse_objects
 from saccade.data.synthetic.image.render import LETTER_GLYPHS, render_image
 from saccade.data.synthetic.render import DIGIT_GLYPHS, INK, WHITE
@@ -180,7 +180,7 @@ def test_overview_shows_cards_but_no_symbols():
     """At the size of the recipe's overview, images that differ only in a symbol are nearly the same."""
     card = SceneObject(left=96, top=160, side=32, color="red", symbol_class=DIGIT, symbol="3")
     others = [replace(card, symbol="8"), replace(card, color="green"), replace(card, left=128)]
-    scenes = [Scene(pixels=320, objects=(variant,)) for variant in (card, *others)]
+    scenes = [ImageScene(pixels=320, objects=(variant,)) for variant in (card, *others)]
     small = [
         np.asarray(Image.fromarray(render_image(scene, 1)).resize((64, 64), Image.Resampling.BICUBIC)).astype(int)
         for scene in scenes

@@ -24,7 +24,7 @@ from saccade.reporting.console import UpdateProgress, print_text, show_progress_
 
 if TYPE_CHECKING:
     from saccade.checks.machine import CheckResult
-    from saccade.evaluation.runner import Progress
+    from saccade.evaluation.runner import EvaluationProgress
     from saccade.types import Task
 
 # Names for settings of a plugin that implements several benchmarks.
@@ -220,7 +220,9 @@ def format_evaluation_name(benchmark: str, suffix: str) -> str:
     return f"{benchmark}_{suffix}" if suffix else benchmark
 
 
-def _build_progress_callback(add_task: Callable[..., UpdateProgress], label: str) -> "Callable[[Progress], None]":
+def _build_progress_callback(
+    add_task: Callable[..., UpdateProgress], label: str
+) -> "Callable[[EvaluationProgress], None]":
     """Return a progress callback whose line is added at the first update."""
     get_task = functools.cache(functools.partial(add_task, label))
     return lambda progress: get_task()(progress.done, progress.accuracy_text, progress.total)

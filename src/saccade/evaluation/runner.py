@@ -40,7 +40,7 @@ _logger = logging.getLogger("saccade")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class EvaluationProgress:
     """The progress of an evaluation."""
 
     done: int  # finished samples
@@ -73,10 +73,10 @@ class ProgressCounter:
         self._graded += not is_failed and outcome.score.correct is not None
         self._accuracy += get_accuracy(outcome)
 
-    def report(self) -> Progress:
+    def report(self) -> EvaluationProgress:
         """Return the progress; its accuracy is None until a sample that did not fail was graded."""
         accuracy = self._accuracy / self._scored if self._graded else None
-        return Progress(done=self._done, total=self._num_samples, accuracy=accuracy, failed=self._failed)
+        return EvaluationProgress(done=self._done, total=self._num_samples, accuracy=accuracy, failed=self._failed)
 
 
 EvalItem = tuple[Task, tuple[SampleKey, ...]]  # a task's samples that run together, as the keys of their records
@@ -96,7 +96,7 @@ async def evaluate(
     checkpoint: str | None = None,
     subset: Subset = FULL_SET,
     max_concurrency: int = 512,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[EvaluationProgress], None] | None = None,
     executor: RolloutExecutor | None = None,
 ) -> list[ScoredEpisode]:
     """Return `settings.num_samples` scored episodes per task, in the order of tasks and samples.

@@ -360,9 +360,9 @@ def _freeze_unread_mergers(model: Any) -> None:
 
     They never have a gradient. Ranks that shard them expect one of each trained weight, with images and without.
     """
-    mergers = getattr(model.model.visual, "deepstack_merger_list", ())
-    for merger in mergers[model.model.language_model.config.num_hidden_layers :]:
-        merger.requires_grad_(False)
+    visual, num_layers = model.model.visual, model.model.language_model.config.num_hidden_layers
+    if hasattr(visual, "deepstack_merger_list"):  # not every family has them
+        visual.deepstack_merger_list[num_layers:].requires_grad_(False)
 
 
 def _load_model(settings: ModelConfig, folder: Path) -> PreTrainedModel:

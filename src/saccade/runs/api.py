@@ -24,7 +24,7 @@ from saccade.config.load import load_recipe
 from saccade.config.schema import Recipe
 from saccade.errors import ConfigError, DataError, MediaError, RunError
 from saccade.evaluation.judge_results import read_judged_episodes
-from saccade.evaluation.runner import Progress
+from saccade.evaluation.runner import EvaluationProgress
 from saccade.evaluation.shards import get_results_path
 from saccade.rollouts.runner import run_episode
 from saccade.runs import evaluation, pipeline, stages
@@ -149,7 +149,7 @@ def evaluate(
     model: AnyPath | None = None,
     tasks: AnyPath | Sequence[Task] | None = None,
     name: str = "test",
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[EvaluationProgress], None] = lambda progress: None,
 ) -> list[ScoredEpisode]:
     """Evaluate a run's newest checkpoint, or `model`, on `tasks` (default: the recipe's test split).
 

@@ -25,7 +25,7 @@ from saccade.evaluation.compare import (
     compare_evaluations,
     read_evaluations,
 )
-from saccade.evaluation.runner import Progress, has_tools
+from saccade.evaluation.runner import EvaluationProgress, has_tools
 from saccade.media.cache import CachingMediaLoader
 from saccade.metrics.looking import LOOKING_LABELS, NO_DECISION, POLICY_LABELS
 from saccade.metrics.tables import (
@@ -163,7 +163,7 @@ class DemoRunner:
         modes = self.list_modes()
         for number, mode in enumerate(modes):
 
-            def report_progress(progress: Progress, index: int = number, label: str = MODES[mode]) -> None:
+            def report_progress(progress: EvaluationProgress, index: int = number, label: str = MODES[mode]) -> None:
                 remark = ", ".join(filter(None, (label, progress.accuracy_text)))
                 update_progress(index * progress.total + progress.done, remark, len(modes) * progress.total)
 

@@ -68,7 +68,7 @@ def evaluate(
     max_concurrency: int = 512,
     is_connected: bool = False,
     prepare: Callable[[], None] = lambda: None,
-    on_progress: Callable[[evaluation_runner.Progress], None],
+    on_progress: Callable[[evaluation_runner.EvaluationProgress], None],
 ) -> list[ScoredEpisode]:
     """Evaluate weights (a run's newest by default) on a `subset` of tasks (of the recipe's test split by default).
 
@@ -145,8 +145,8 @@ def evaluate_benchmark(
     scoring: Scoring = "strict",
     weights: Path | None = None,
     shard: Shard | None = None,
-    on_progress: Callable[[evaluation_runner.Progress], None],
-    on_judge_progress: Callable[[evaluation_runner.Progress], None] = lambda progress: None,
+    on_progress: Callable[[evaluation_runner.EvaluationProgress], None],
+    on_judge_progress: Callable[[evaluation_runner.EvaluationProgress], None] = lambda progress: None,
 ) -> BenchmarkResult:
     """Evaluate weights on a benchmark's local copy in `data`; write the result beside the episodes.
 

@@ -59,7 +59,7 @@ MAX_EXAMPLES = 5  # of rejected demonstrations in a message
 NO_LIMIT = 2**31  # tokens
 
 
-class Rejection(StrEnum):
+class RejectionReason(StrEnum):
     """Why a demonstration can't be replayed completely."""
 
     ENVIRONMENT = "environment"  # its task names an environment that isn't configured
@@ -79,7 +79,7 @@ class Rejection(StrEnum):
 class Problem:
     """Why a demonstration can't be replayed completely, and the sentence about it."""
 
-    rejection: Rejection
+    rejection: RejectionReason
     reason: str
 
 
@@ -153,7 +153,7 @@ async def replay_demonstration(
         conversations = conversations[1:]
     trained = [conversation for conversation in conversations if conversation.ledger.sampled_tokens()]
     if problem is None and not trained:
-        problem = Problem(Rejection.NOTHING_TRAINED, "its calls reach no sub-agent")
+        problem = Problem(RejectionReason.NOTHING_TRAINED, "its calls reach no sub-agent")
     if problem is not None:
         task, budget = demonstration.task, demonstration.frame_budget
         frames = "" if budget is None else f" with {budget} frames"
@@ -192,7 +192,7 @@ async def replay_episode(
     num_unused = len(children.keys() - engine.used_seeds)
     if problem is None and num_unused:
         reason = f"{num_unused} of its {len(children)} sub-agents' replies belong to no call"
-        problem = Problem(Rejection.UNUSED_REPLIES, reason)
+        problem = Problem(RejectionReason.UNUSED_REPLIES, reason)
     return episode, problem
 
 
@@ -205,24 +205,24 @@ def find_problem(
     """
     ending = f"the episode ended with the status {episode.status.value}"
     if episode.status in ERROR_STATUSES:
-        return Problem(Rejection.FAILED, episode.error or ending)
+        return Problem(RejectionReason.FAILED, episode.error or ending)
     for number, turn in enumerate(episode.turns, start=1):
         if problem := find_turn_problem(demonstration, number, turn, accept_recorded_errors=accept_recorded_errors):
             return problem
     for child in episode.children:
         if child.status is not EpisodeStatus.ANSWERED:
             reason = f"a sub-agent's episode ended with the status {child.status.value}"
-            return Problem(Rejection.SUB_AGENT, reason)
+            return Problem(RejectionReason.SUB_AGENT, reason)
     num_turns, num_replies = len(episode.turns), len(demonstration.replies)
     last_calls = episode.turns[-1].reply.calls if episode.turns else ()
     if last_calls and not episode.turns[-1].results:
         reason = f"the calls of its reply {num_turns} of {num_replies} are not answered, since {ending}"
-        return Problem(Rejection.UNANSWERED_CALLS, f"{reason} ({num_turns - 1} tool turns)")
+        return Problem(RejectionReason.UNANSWERED_CALLS, f"{reason} ({num_turns - 1} tool turns)")
     if num_turns < num_replies:
         reason = f"its reply {num_turns + 1} of {num_replies} is not reached, since {ending}"
-        return Problem(Rejection.UNREACHED_REPLY, f"{reason}: {episode.error}" if episode.error else reason)
+        return Problem(RejectionReason.UNREACHED_REPLY, f"{reason}: {episode.error}" if episode.error else reason)
     if any(demonstration.results[num_turns:]):
-        return Problem(Rejection.SURPLUS_RESULTS, f"it has results of more turns than its {num_replies} replies")
+        return Problem(RejectionReason.SURPLUS_RESULTS, f"it has results of more turns than its {num_replies} replies")
     return None
 
 
@@ -235,13 +235,13 @@ def find_turn_problem(
     if prefill and first_block and not first_block.is_closed and not own_text.startswith(prefill):
         reason = f"reply {number} has no thought, and the environment begins every reply with {prefill}"
         advice = "write one, or set force_think=false among the environment's settings"
-        return Problem(Rejection.NO_THOUGHT, f"{reason}; {advice}")
+        return Problem(RejectionReason.NO_THOUGHT, f"{reason}; {advice}")
     if not all(block.is_closed for block in turn.reply.find_blocks(BlockKind.ANSWER)):
-        return Problem(Rejection.UNCLOSED_ANSWER, f"reply {number} has <answer> without its end")
+        return Problem(RejectionReason.UNCLOSED_ANSWER, f"reply {number} has <answer> without its end")
     recorded = demonstration.results[number - 1] if number <= len(demonstration.results) else ()
     if len(recorded) > len(turn.reply.calls):
         reason = f"turn {number} has {len(recorded)} results for {len(turn.reply.calls)} calls"
-        return Problem(Rejection.SURPLUS_RESULTS, reason)
+        return Problem(RejectionReason.SURPLUS_RESULTS, reason)
     for index, result in enumerate(turn.results):
         own_error = recorded[index].error if accept_recorded_errors and index < len(recorded) else None
         # The environment may refuse the call, and shows that in place of the recorded error.
@@ -250,7 +250,7 @@ def find_turn_problem(
             # A traceback ends with its cause.
             cause = (result.error.strip().splitlines() or [""])[-1].strip()[:MAX_CAUSE_CHARS]
             reason = f"call {index + 1} of turn {number} has an error result: {cause}"
-            return Problem(Rejection.ERROR_RESULT, reason)
+            return Problem(RejectionReason.ERROR_RESULT, reason)
     return None
 
 
@@ -299,7 +299,7 @@ async def check_demonstrations(
         try:
             make_environment = select_environment(demonstration.task)
         except DataError as error:
-            return Problem(Rejection.ENVIRONMENT, str(error))
+            return Problem(RejectionReason.ENVIRONMENT, str(error))
         if isinstance(ctx.renderer, MessageRenderer):
             make_environment = replace_settings(make_environment, max_context_tokens=NO_LIMIT)
         if not run_code:

@@ -21,7 +21,7 @@ from saccade import plugins
 from saccade.evaluation.benchmarks.answer_extraction import extract_final_answer
 from saccade.evaluation.benchmarks.base import UNPARSED, Benchmark, GradedAnswer, JudgePrompt
 from saccade.evaluation.judge_results import JudgeVerdict
-from saccade.evaluation.runner import Progress
+from saccade.evaluation.runner import EvaluationProgress
 from saccade.rewards.judge import Judge
 from saccade.types import Ungraded
 from saccade.utils.hashing import compute_digest
@@ -67,7 +67,7 @@ class LlmJudge:
         results: Sequence[GradedAnswer],
         *,
         earlier: Sequence[JudgeVerdict] = (),
-        on_progress: Callable[[Progress], None],
+        on_progress: Callable[[EvaluationProgress], None],
     ) -> list[JudgeVerdict]:
         """Return the verdict, or the reason for its absence, on each result that needs the judge, in order.
 
@@ -86,7 +86,7 @@ class LlmJudge:
         def report_progress() -> None:
             values = [verdict.value for verdict in verdicts if verdict.value is not None]
             accuracy = fmean(values) if values else None
-            on_progress(Progress(done=len(verdicts), total=len(pending), accuracy=accuracy))
+            on_progress(EvaluationProgress(done=len(verdicts), total=len(pending), accuracy=accuracy))
 
         async def judge_answer(result: GradedAnswer) -> JudgeVerdict:
             verdict = await self._judge_answer(result, judge_prompt, client)

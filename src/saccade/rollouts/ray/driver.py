@@ -2,9 +2,9 @@
 
 A *driver* is Ray's word for the process that connects to the cluster and creates its actors, here the rollout workers.
 
-    executor ──Run──> waiting ──lease──> worker with room ──result──> executor
-                         ▲                    │
-                         └── lost or silent ──┘   its groups run on another worker, at most `max_attempts` times
+    executor ──RunGroup──> waiting ──lease──> worker with room ──result──> executor
+                              ▲                    │
+                              └── lost or silent ──┘   its groups run on another worker, at most `max_attempts` times
 
 - A lease lasts as long as its worker responds to heartbeats, at most `lease_timeout` seconds longer. Ray restarts a
   worker that died; the driver kills one that is silent. The first result of a group counts, a later one is dropped.
@@ -56,7 +56,7 @@ class Lease:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class WorkerHandle:
+class RolloutWorkerHandle:
     """A rollout worker as the driver sees it."""
 
     name: str
@@ -89,7 +89,7 @@ class Driver:
         self._num_lost = self._num_rerun = 0  # in total
         self._num_lost_sent = self._num_rerun_sent = 0  # to the executor
         self._last_error = ""
-        self._workers: list[WorkerHandle] = []
+        self._workers: list[RolloutWorkerHandle] = []
         self._calls: set[asyncio.Task[None]] = set()
         self._last_up = 0.0  # time when a worker was last up; 0: never
 
@@ -118,7 +118,7 @@ class Driver:
             match message:
                 case messages.Close():
                     return
-                case messages.Run(request):
+                case messages.RunGroup(request):
                     lease = Lease(request=request, start_time=asyncio.get_running_loop().time())
                     self._leases[request.key] = lease
                     self._waiting.append(lease)
@@ -163,7 +163,7 @@ class Driver:
             worker.leases[lease.request.key], lease.is_running = lease, True
             self._start(self._run(worker, lease))
 
-    async def _run(self, worker: WorkerHandle, lease: Lease) -> None:
+    async def _run(self, worker: RolloutWorkerHandle, lease: Lease) -> None:
         key, generation = lease.request.key, worker.generation
         try:
             result = await worker.actor.run_group.remote(lease.request, self._sync_state)
@@ -189,7 +189,7 @@ class Driver:
             self._finish(replace(result, wait_seconds=lease.wait_seconds or 0.0))
         self._dispatch()
 
-    def _end_episodes(self, worker: WorkerHandle, lease: Lease) -> None:
+    def _end_episodes(self, worker: RolloutWorkerHandle, lease: Lease) -> None:
         """Let other groups take the room of a group that is scored."""
         if worker.leases.get(lease.request.key) is lease:
             lease.is_running = False
@@ -227,7 +227,7 @@ class Driver:
                 self._start(self._call(worker, worker.actor.resume.remote(state)))
         self._dispatch()
 
-    async def _call(self, worker: WorkerHandle, reference: Any) -> None:
+    async def _call(self, worker: RolloutWorkerHandle, reference: Any) -> None:
         """Wait until a worker has executed a call, or is lost."""
         is_lost, generation = asyncio.create_task(worker.lost.wait()), worker.generation
         call = asyncio.wrap_future(reference.future())
@@ -242,7 +242,7 @@ class Driver:
 
     # ---- workers -----------------------------------------------------------------------------------------------------
 
-    def _create_worker(self, index: int) -> WorkerHandle:
+    def _create_worker(self, index: int) -> RolloutWorkerHandle:
         name = f"{self._setup.run}/{os.getpid()}/{index}"
         actor_class: Any = ray.remote(RolloutWorker)
         actor = actor_class.options(
@@ -255,9 +255,9 @@ class Driver:
             max_task_retries=0,
             max_concurrency=_MAX_CALLS,
         ).remote(name)
-        return WorkerHandle(name=name, actor=actor)
+        return RolloutWorkerHandle(name=name, actor=actor)
 
-    async def _supervise(self, worker: WorkerHandle) -> None:
+    async def _supervise(self, worker: RolloutWorkerHandle) -> None:
         """Start a worker whenever Ray has placed it, and watch its heartbeat until it is lost."""
         while True:
             try:
@@ -276,7 +276,7 @@ class Driver:
             await self._watch(worker)
             self._release(worker)
 
-    async def _watch(self, worker: WorkerHandle) -> None:
+    async def _watch(self, worker: RolloutWorkerHandle) -> None:
         """Return when a worker is lost: a call failed, or it was silent for `lease_timeout` seconds."""
         timeout = self._config.lease_timeout
         while not worker.lost.is_set():
@@ -298,13 +298,13 @@ class Driver:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(worker.lost.wait(), min(timeout / 6, 5.0))
 
-    def _lose(self, worker: WorkerHandle, generation: int, reason: str) -> None:
+    def _lose(self, worker: RolloutWorkerHandle, generation: int, reason: str) -> None:
         """Record that a worker is lost, unless it has come up again since the call that failed."""
         if worker.generation == generation and not worker.lost.is_set():
             worker.lost_reason = reason
             worker.lost.set()
 
-    def _release(self, worker: WorkerHandle) -> None:
+    def _release(self, worker: RolloutWorkerHandle) -> None:
         """Let the groups of a lost worker run elsewhere."""
         worker.is_up, leases = False, list(worker.leases.values())
         worker.leases.clear()

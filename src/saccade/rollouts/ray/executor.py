@@ -185,7 +185,7 @@ class RayExecutor:
         group = _OpenGroup(request=request, result=asyncio.get_running_loop().create_future())
         self._open_groups[request.key] = group
         if self._is_connected:
-            self._send(messages.Run(request))
+            self._send(messages.RunGroup(request))
         try:
             result = await asyncio.shield(group.result)
         except asyncio.CancelledError:
@@ -366,7 +366,7 @@ class RayExecutor:
                 self._send(messages.Resume(self._sync_state))
             for group in self._open_groups.values():
                 if not group.result.done():
-                    self._send(messages.Run(group.request))
+                    self._send(messages.RunGroup(group.request))
         self._num_up = status.num_up
         self._num_lost += status.num_lost
         self._num_rerun += status.num_rerun

@@ -1,6 +1,6 @@
 """Define what the executor, the driver process and the rollout workers send each other; every message is pickled.
 
-    executor ──Run, Cancel, Pause, Resume──> driver ──method calls──> workers
+    executor ──RunGroup, Cancel, Pause, Resume──> driver ──method calls──> workers
     executor <──Finished, Paused, ClusterStatus, Fatal, Unreachable── driver <──results── workers
 
 A group is identified by its key wherever it runs: see `GroupKey`.
@@ -123,7 +123,7 @@ class DriverSetup:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunGroup:
     """Run a group."""
 
     request: GroupRequest

@@ -24,7 +24,7 @@ from saccade.config.schema import Recipe
 from saccade.data.synthetic.dataset import SPLITS
 from saccade.errors import RunError, SaccadeError
 from saccade.evaluation.compare import classify_overview
-from saccade.evaluation.runner import Progress
+from saccade.evaluation.runner import EvaluationProgress
 from saccade.metrics.episode_metrics import (
     count_calls,
     count_python_style_calls,
@@ -167,7 +167,9 @@ def train_and_evaluate(ablation: Ablation, job: Job, folder: Path, progress: Job
     results = {}
     for mode in ablation.spec.evaluations:
 
-        def report_evaluation_progress(evaluation_progress: Progress, label: str = mode.replace("_", " ")) -> None:
+        def report_evaluation_progress(
+            evaluation_progress: EvaluationProgress, label: str = mode.replace("_", " ")
+        ) -> None:
             progress(evaluation_progress.done, f"evaluation, {label}", evaluation_progress.total)
 
         results[mode] = tabulate_episodes(

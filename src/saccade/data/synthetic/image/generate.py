@@ -19,7 +19,7 @@ from saccade.config.schema import SyntheticConfig
 from saccade.data.synthetic.dataset import SPLITS, ContentT, SyntheticDataset
 from saccade.data.synthetic.demonstrations import format_answer as format_video_answer
 from saccade.data.synthetic.image import questions, text_templates
-from saccade.data.synthetic.image.objects import PixelBox, Scene, sample_grid_scene, sample_scene
+from saccade.data.synthetic.image.objects import ImageScene, PixelBox, sample_grid_scene, sample_scene
 from saccade.data.synthetic.image.render import Pixels, render_image
 from saccade.data.synthetic.text_templates import LOOK_CLOSER, format_answer_reply
 from saccade.types import AnswerType, Demonstration, Media, MediaKind, Task
@@ -92,32 +92,32 @@ class PictureDataset(SyntheticDataset[ContentT]):
         return demonstrations
 
 
-class ImageDataset(PictureDataset[Scene]):
+class ImageDataset(PictureDataset[ImageScene]):
     """A dataset of images."""
 
     contents_seed, noun, count_key = "cards", "cards", "synthetic.image.objects"
     used_settings = frozenset({"media", "image", "demonstrations"})
-    content_type = Scene
+    content_type = ImageScene
     sample_content = staticmethod(sample_scene)
     questions = questions
 
     def __init__(self, config: SyntheticConfig, *, seed: int) -> None:
         super().__init__(config, config.image, tasks_per_file=config.image.tasks_per_image, seed=seed)
 
-    def build_demonstrations(self, tasks: Sequence[Task], contents: list[Scene]) -> list[Demonstration]:
+    def build_demonstrations(self, tasks: Sequence[Task], contents: list[ImageScene]) -> list[Demonstration]:
         """Build one demonstration per task and one per grid image, which `contents` gets."""
         format_look = LOOK_REPLY_FORMATTERS[self.config.demonstrations]
         demonstrations = [build_demonstration(task, format_look=format_look) for task in tasks]
         return demonstrations + self.build_grid_demonstrations(contents)
 
-    def sample_grid(self, rng: random.Random) -> tuple[Scene, GridText]:
+    def sample_grid(self, rng: random.Random) -> tuple[ImageScene, GridText]:
         """Sample a grid of cards, and a thought that reads every card, since the question is about the last."""
         grid = sample_grid_scene(self.settings, rng)
         answer = text_templates.format_objects(grid.objects[-1:])
         thought = text_templates.format_observation(grid.objects)
         return grid, GridText(question=text_templates.LAST_OBJECT_QUESTION, thought=thought, answer=answer)
 
-    def render(self, content: Scene, seed: int) -> Pixels:
+    def render(self, content: ImageScene, seed: int) -> Pixels:
         """Render the cards."""
         return render_image(content, seed)
 

@@ -43,7 +43,7 @@ class SceneObject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class ImageScene:
     """The cards and distractors of one image, both in reading order."""
 
     pixels: int  # side of the image
@@ -77,7 +77,7 @@ def compute_object_side(config: SyntheticImageConfig) -> int:
     return round(side)
 
 
-def sample_scene(config: SyntheticImageConfig, rng: random.Random) -> Scene:
+def sample_scene(config: SyntheticImageConfig, rng: random.Random) -> ImageScene:
     """Sample the scene of one image.
 
     Cards are on a lattice of their own size, away from the border, and don't touch, so that a box with few digits
@@ -94,10 +94,10 @@ def sample_scene(config: SyntheticImageConfig, rng: random.Random) -> Scene:
             cards.append(_sample_object(position, side, next(colors), config, rng))
         else:
             distractors.append(_sample_object(position, side, DISTRACTOR_COLOR, config, rng))
-    return Scene(pixels=config.image_size, objects=tuple(cards), distractors=tuple(distractors))
+    return ImageScene(pixels=config.image_size, objects=tuple(cards), distractors=tuple(distractors))
 
 
-def sample_grid_scene(config: SyntheticImageConfig, rng: random.Random) -> Scene:
+def sample_grid_scene(config: SyntheticImageConfig, rng: random.Random) -> ImageScene:
     """Sample a grid image without background: `config.grid_size` rows of as many cards."""
     side, count = compute_object_side(config), config.grid_size
     cards = (
@@ -105,7 +105,7 @@ def sample_grid_scene(config: SyntheticImageConfig, rng: random.Random) -> Scene
         for row in range(count)
         for column in range(count)
     )
-    return Scene(pixels=count * side, objects=tuple(cards))
+    return ImageScene(pixels=count * side, objects=tuple(cards))
 
 
 def _sample_object(

@@ -18,7 +18,7 @@ from saccade.config.schema import SyntheticImageConfig
 from saccade.data.source_row import OPTION_LETTERS
 from saccade.data.synthetic.events import COLORS
 from saccade.data.synthetic.image import text_templates
-from saccade.data.synthetic.image.objects import DIGIT, DOT, LETTER, Scene, SceneObject
+from saccade.data.synthetic.image.objects import DIGIT, DOT, LETTER, ImageScene, SceneObject
 from saccade.data.synthetic.questions import Question, build_choice_questions
 from saccade.types import AnswerType, Task
 
@@ -34,7 +34,7 @@ SYMBOL_QUESTIONS = {"colour": DOT, "digit": DIGIT, "letter": LETTER}  # question
 GroundTruth = str | float | tuple[float, ...]
 
 
-def describe_question(question: Question, scene: Scene, _: SyntheticImageConfig) -> tuple[str, dict[str, Any]]:
+def describe_question(question: Question, scene: ImageScene, _: SyntheticImageConfig) -> tuple[str, dict[str, Any]]:
     """Return the text of a question, and the extras of its task."""
     return text_templates.format_question(question.kind, target=question.target), {
         "question": question.kind,
@@ -46,7 +46,7 @@ def describe_question(question: Question, scene: Scene, _: SyntheticImageConfig)
     }
 
 
-def build_candidates(kind: str, scene: Scene, rng: random.Random) -> list[Question]:
+def build_candidates(kind: str, scene: ImageScene, rng: random.Random) -> list[Question]:
     """Build the possible questions of a kind about an image."""
     objects = scene.objects
     by_color, by_symbol = _index_by_unique_labels(objects)
@@ -106,7 +106,7 @@ def find_objects_to_inspect(kind: str, target: str | None, objects: Sequence[Sce
     return list(range(len(objects)))
 
 
-def compute_ground_truth(task: Task, scene: Scene) -> GroundTruth | None:
+def compute_ground_truth(task: Task, scene: ImageScene) -> GroundTruth | None:
     """Compute the ground truth of a task again from the labels of its image."""
     answer = compute_answer(task.extras["question"], scene.objects, target=task.extras["target"])
     return OPTION_LETTERS[task.options.index(answer)] if isinstance(answer, str) and answer in task.options else answer

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from saccade.data.synthetic.events import PALETTE
-from saccade.data.synthetic.image.objects import DIGIT, DISTRACTOR_COLOR, DOT, LETTER, Scene, SceneObject
+from saccade.data.synthetic.image.objects import DIGIT, DISTRACTOR_COLOR, DOT, LETTER, ImageScene, SceneObject
 from saccade.data.synthetic.render import DIGIT_GLYPHS, INK, WHITE, render_background
 
 Pixels = NDArray[np.uint8]
@@ -28,7 +28,7 @@ BACKGROUND_DOWNSCALE = 4  # the background is rendered at this fraction of the s
 GLYPH_WIDTH, DOT_DIAMETER = 0.7, 0.7  # fractions of a symbol's height
 
 
-def render_image(scene: Scene, seed: int) -> Pixels:
+def render_image(scene: ImageScene, seed: int) -> Pixels:
     """Render a scene: uint8 RGB [pixels, pixels, 3]."""
     pixels = render_backdrop(scene.pixels, seed)
     for card in (*scene.objects, *scene.distractors):
