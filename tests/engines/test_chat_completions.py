@@ -24,7 +24,7 @@ from saccade.ledger import ImageRef, Ledger, Origin, Segment
 from saccade.media.image import encode_png
 from saccade.media.relocation import map_media_paths
 from saccade.testing import FakeMediaLoader, check_engine
-from saccade.types import FinishReason, GenerationRequest, Message, SamplingParams
+from saccade.types import Completion, FinishReason, GenerationRequest, Message, SamplingParams
 from saccade.utils.http_client import RequestFailed
 from saccade.utils.jsonl import to_jsonable, validate_as
 
@@ -292,9 +292,9 @@ def error_body(text):
 @pytest.mark.parametrize(
     ("status", "text", "error_type", "key"),
     [
-        (401, "Incorrect API key", BrokenEngineError, "engine.settings.api_key_env"),
-        (403, "no", BrokenEngineError, "engine.settings.api_key_env"),
-        (404, "The model `m` does not exist", BrokenEngineError, "engine.settings.url"),
+        (401, "Incorrect API key", EngineError, "engine.settings.api_key_env"),
+        (403, "no", EngineError, "engine.settings.api_key_env"),
+        (404, "The model `m` does not exist", EngineError, "engine.settings.url"),
         (400, "At most 0 image(s) may be provided in one prompt.", EngineError, "images"),
         (500, "image input is not supported", EngineError, "images"),
         (400, "maximum context length is 512 tokens", EngineError, "environment.settings.max_context_tokens"),
@@ -309,6 +309,35 @@ def test_a_refused_request_raises_with_the_servers_message_and_a_key(status, tex
     assert f"{status} " in str(caught.value)
     assert text in str(caught.value)
     assert len(served.bodies) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def test_only_refusals_in_a_row_break_the_engine(status):
+    statuses = [status] * 7 + [200] + [status] * 8
+
+    def answer(number, body):
+        return completion("red") if statuses[number] == 200 else (statuses[number], error_body("no"))
+
+    async def request_all(served):
+        engine = make_engine(served)
+        request = GenerationRequest(prompt(engine.renderer), SamplingParams(max_tokens=8))
+        results = []
+        for _ in statuses:
+            results += await asyncio.gather(engine.generate(request), return_exceptions=True)
+        return [type(result) for result in results]
+
+    with server(answer) as served:
+        results = asyncio.run(request_all(served))
+    assert results == [EngineError] * 7 + [Completion] + [EngineError] * 7 + [BrokenEngineError]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_key_that_the_list_of_models_refuses_breaks_the_engine(status):
+    with (
+        server(reply_by_seed, models=(status, error_body("no"))) as served,
+        raises(BrokenEngineError, key="engine.settings.api_key_env"),
+    ):
+        generate(served)
 
 
 @pytest.mark.parametrize("body", ["", "<html>", "[]", '{"choices": []}', '{"error": "broken"}', "null"])

@@ -214,6 +214,7 @@ ENCODINGS = {
     "XML in hex": lambda data: "".join(f"&#x{byte:X};" for byte in data),
     "quoted-printable": lambda data: "".join(f"={byte:02X}" for byte in data),
     "escaped slashes": lambda data: json.dumps(data.decode()).replace("/", "\\/"),
+    "capitals": lambda data: data.decode().upper(),
     "two lines": lambda data: f"{data[:12].decode()}\r\n  {data[12:].decode()}",
 }
 
@@ -265,6 +266,37 @@ def test_a_hostile_reply_costs_its_episode_alone():
         outcomes = generate_all(served, ["good", "bad", "good too"])
     assert [type(outcome) is EngineError for outcome in outcomes] == [False, True, False]
     assert [outcome.text for outcome in outcomes if not isinstance(outcome, SaccadeError)] == ["red", "red"]
+
+
+BROKEN_RESPONSES = {
+    "nothing": b"",
+    "no HTTP": b"SSH-2.0-OpenSSH_9.6\r\n",
+    "a NUL in a header": b"HTTP/1.1 200 OK\r\nX-Name: \x00\r\n\r\n",
+    "a chunk without end": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"F" * 99 + b"\r\n",
+    "a negative length": b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n{}",
+    "less than announced": b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}",
+    "another protocol": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("response", BROKEN_RESPONSES.values(), ids=BROKEN_RESPONSES)
+def test_a_response_that_is_no_http_costs_its_episode_alone(response):
+    class Handler(http_server.Handler):
+        def do_GET(self):
+            self.send(200, {"data": [{"id": "m"}]})
+
+        def do_POST(self):
+            if "bad" not in json.dumps(self.body()):
+                self.send(200, reply())
+                return
+            self.wfile.write(response)
+            self.close_connection = True
+
+    served = Served()
+    with http_server.serve_http(Handler) as served.url:
+        outcomes = generate_all(served, ["good", "bad", "good too"])
+    assert [type(outcome) is EngineError for outcome in outcomes] == [False, True, False]
+    assert "sent no complete HTTP response" in str(outcomes[1])
 
 
 def test_a_prompt_that_is_no_unicode_is_sent():

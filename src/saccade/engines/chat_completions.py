@@ -34,6 +34,7 @@ _PREFILL_SERVERS = {"vllm", "sglang"}  # values of `owned_by` of servers that co
 _NUM_SEEDS = 2**31  # the range that all servers accept
 _RESERVED_FIELDS = {"model", "messages", "temperature", "seed", "stream", "n"}
 _MAX_LISTED_MODELS = 20  # in an error message
+_MAX_REFUSALS = 8  # requests in a row: a gateway may refuse a single prompt with 403
 _IMAGE_ERROR = re.compile(r"image|modal|vision|picture", re.IGNORECASE)
 _LENGTH_ERROR = re.compile(r"context|length|too long|too large|max\w*_tokens", re.IGNORECASE)
 
@@ -79,6 +80,7 @@ class ChatCompletions(ChatEngine):
             max_concurrency=max_concurrency,
         )
         self._is_connected, self._connect_lock = False, asyncio.Lock()
+        self._num_refusals = 0  # in a row
         self._requests_in_flight: set[asyncio.Task[ChatCompletion]] = set()
         self._is_stopped = self._is_closed = False
 
@@ -107,8 +109,9 @@ class ChatCompletions(ChatEngine):
     async def generate(self, request: GenerationRequest) -> Completion:
         """Request a reply; see protocols.ChatEngine. It ends at the server's own end of a turn.
 
-        Raises EngineError if the request is refused or fails, BrokenEngineError if every request would fail,
-        ConfigError for a prefilled reply that the server can't continue.
+        Raises EngineError if the request is refused or fails, BrokenEngineError if every request would fail, which 8
+        in a row that were refused for their key or address show; ConfigError for a prefilled reply that the server
+        can't continue.
         """
         ledger, sampling = request.ledger, request.sampling
         messages = ledger.messages()
@@ -159,15 +162,22 @@ class ChatCompletions(ChatEngine):
         self._requests_in_flight.add(request)
         try:
             # Cancelling closes the connection, which makes the server abort the request.
-            return await request
+            completion = await request
         except RequestFailed as error:
-            raise build_error(error, url=self._url, api_key_env=self._api_key_env, num_images=num_images) from error
+            failure = build_error(error, url=self._url, api_key_env=self._api_key_env, num_images=num_images)
+            if isinstance(failure, BrokenEngineError) and not error.is_unreachable:
+                self._num_refusals += 1
+                if self._num_refusals < _MAX_REFUSALS:
+                    raise EngineError(str(failure), key=failure.key, value=failure.value) from error
+            raise failure from error
         except asyncio.CancelledError:
             if self._is_closed:
                 raise EngineError("the engine was closed during a request") from None
             raise
         finally:
             self._requests_in_flight.discard(request)
+        self._num_refusals = 0
+        return completion
 
     def stop_sending(self) -> None:
         """See ChatEngine."""
@@ -266,7 +276,7 @@ def _format_part(part: str | ImageRef, url_of: Callable[[ImageRef], str]) -> dic
 def build_error(error: RequestFailed, *, url: str, api_key_env: str, num_images: int) -> SaccadeError:
     """Convert a failed request to an error with a hint; `num_images` is how many the request contained.
 
-    Return BrokenEngineError if other requests would fail, too, else EngineError.
+    Return BrokenEngineError if other requests would probably fail, too, else EngineError.
     """
     problem = f"{url} {error}" + (f": {error.server_message}" if error.server_message else "")
     url_key = "engine.settings.url"
@@ -274,7 +284,8 @@ def build_error(error: RequestFailed, *, url: str, api_key_env: str, num_images:
         hint = "run fewer rollouts at a time, or raise the limit of open files (ulimit -n)"
         return EngineError(f"{problem}; {hint}", key=url_key, value=url)
     if not error.status and not error.is_timeout:
-        hint = "start the server, or correct engine.settings.url (it often ends in /v1)"
+        remedy = "start the server" if error.is_unreachable else "look at the server's log"
+        hint = f"{remedy}, or correct engine.settings.url (it often ends in /v1)"
         return BrokenEngineError(f"{problem}; {hint}", key=url_key, value=url)
     if error.status in (401, 403):
         hint = f"check the key in {api_key_env}" if api_key_env else "set it to the variable that holds the API key"

@@ -45,6 +45,7 @@ _POOL_SIZE = 4  # connections of one httpx client
 _CHUNK_BYTES = 2**18  # of a request's body that is sent at once: other requests run in between
 _LOCAL_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 _SHORTAGE_PAUSE = 0.2  # seconds between two tries of a request that this machine has no room for
+_CONNECTION_ERRORS = (httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol, httpx.InvalidURL)
 _RETRYABLE_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
 
 
@@ -58,7 +59,7 @@ class RequestFailed(Exception):
     server_message: str = ""  # the error text of the response
     is_timeout: bool = False  # the server is reachable but took too long
     is_local: bool = False  # this machine has no room for the request: too many open files, for example
-    is_refused: bool = False  # nothing listens at the address
+    is_unreachable: bool = False  # no connection to the server could be opened
     is_retryable: bool = True
     retry_after: float = 0.0  # the pause in seconds that the server demands
 
@@ -247,8 +248,9 @@ class HttpClient:
                 reason = f"was not queried: this machine has no room for a connection ({os.strerror(shortages[0])})"
                 raise RequestFailed(reason, is_local=True) from error
             reason = _clean(str(error), self.api_key) or type(error).__name__
-            is_refused = isinstance(error, httpx.ConnectError)
-            raise RequestFailed(f"can't be reached: {reason}"[:200], is_refused=is_refused) from error
+            is_unreachable = isinstance(error, _CONNECTION_ERRORS)
+            problem = "can't be reached" if is_unreachable else "sent no complete HTTP response"
+            raise RequestFailed(f"{problem}: {reason}"[:200], is_unreachable=is_unreachable) from error
         if is_success and is_truncated:
             size = f"{self.max_response_bytes / 2**20:g} MiB"
             raise RequestFailed(f"answered with more than {size}, or in too many parts", status=200, is_retryable=False)

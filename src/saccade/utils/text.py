@@ -25,9 +25,10 @@ _CONTROL_PICTURES = {chr(code): chr(0x2400 + code) for code in range(32)} | {"\x
 def redact(value: T, secret: str) -> T:
     """Return a text, or plain JSON, without the secret in any of its texts; short secrets are ignored.
 
-    The secret is found as it is, with blanks and line ends inside, with any of its characters as percent, JSON, Python,
-    XML or quoted-printable escapes, and in base64, base32 or hex, also as a part of a longer encoded text. A text that
-    is encoded twice, reversed, or divided among several strings is not found. Time is linear in the length of a text.
+    The secret is found as it is, in capital or small letters, with blanks and line ends inside, with any of its
+    characters as percent, JSON, Python, XML or quoted-printable escapes, and in base64, base32 or hex, also as a part
+    of a longer encoded text. A text that is encoded twice or otherwise, reversed, cut off, or divided among several
+    strings is not found. Time is linear in the length of a text.
 
     >>> redact({"error": ["no such key: sk-12345678"]}, "sk-12345678")
     {'error': ['no such key: [redacted]']}
@@ -52,7 +53,7 @@ def _redact(value: Any, min_chars: int, patterns: Sequence[re.Pattern[str]]) -> 
 def _compile_patterns(secret: str) -> tuple[re.Pattern[str], ...]:
     """Return a pattern for each way to write a secret. Each begins with a character of it, which bounds the search."""
     data = secret.encode("utf-8", "surrogatepass")
-    escaped = _BLANKS.join(f"(?:{'|'.join(_list_escapes(character))})" for character in secret)
+    escaped = "(?i:" + _BLANKS.join(f"(?:{'|'.join(_list_escapes(character))})" for character in secret) + ")"
     digits = [f"[{digit}{digit.upper()}]" if digit.isalpha() else digit for digit in data.hex()]
     in_hex = _HEX_SEPARATOR.join(map(operator.add, digits[::2], digits[1::2]))
     return tuple(

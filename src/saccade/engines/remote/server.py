@@ -382,7 +382,7 @@ class Server:
         if error.is_local:
             hint = "run fewer rollouts at a time, or raise the limit of open files (ulimit -n)"
             return ServerBusy(f"{self.url} {error}; {hint}")
-        kind = ServerTimeout if error.is_timeout else ServerUnreachable if error.is_refused else ServerError
+        kind = ServerTimeout if error.is_timeout else ServerUnreachable if error.is_unreachable else ServerError
         return kind(f"{self.url} {error}")
 
     async def close(self) -> None:
