@@ -100,6 +100,15 @@ def escape_control_characters(text: str) -> str:
     return _CONTROL_PATTERN.sub(lambda match: _CONTROL_PICTURES.get(match[0], "\N{REPLACEMENT CHARACTER}"), text)
 
 
+def pluralize(count: int, noun: str) -> str:
+    """Return a number with a noun, in the plural unless there is one.
+
+    >>> pluralize(1, "file"), pluralize(1234, "file")
+    ('1 file', '1,234 files')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def join_examples(items: Sequence[str], *, separator: str = ", ") -> str:
     """Return the first items for a message, with an ellipsis in place of the others.
 

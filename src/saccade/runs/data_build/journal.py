@@ -2,27 +2,33 @@
 
     request ── key ──> recorded? ──> the recorded reply
                 ├────> pending?  ──> both callers share one reply
-                └────> the server ──> append to stages/STAGE.jsonl ──> the reply
+                └────> room for its reply on the disk ──> the server ──> append to stages/STAGE.jsonl ──> the reply
 
 A key is a digest of all that the reply depends on: the model, the messages with the content of their images, and the
 sampling parameters; not the server's address. Everything else is computed from the replies, so a build that was killed
 continues where it was, and ends with the same files.
+
+`stages/STAGE.reserve` has the size of all replies that are on their way. If a reply can't be written, the disk is full:
+the reserve is deleted, and the replies that were requested are written in its place.
 """
 
 import asyncio
+import contextlib
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from saccade.errors import BrokenEngineError, EngineError, SaccadeError
+from saccade.errors import BrokenEngineError, EngineError, RunError, SaccadeError
 from saccade.ledger import ImageRef, Ledger, Message
 from saccade.protocols import ChatEngine
 from saccade.types import Completion, FinishReason, GenerationRequest, SamplingParams
-from saccade.utils.files import convert_file_errors, create_folder
+from saccade.utils.files import convert_file_errors, create_folder, open_file
 from saccade.utils.hashing import compute_digest
 from saccade.utils.jsonl import append_jsonl, read_jsonl
+from saccade.utils.text import pluralize
 
 _GRACE_SECONDS = 60.0  # for requests in progress when the build stops
 # More than text has, by the longest tokens of a vocabulary but for runs of spaces. A longer reply is truncated: the
@@ -60,12 +66,35 @@ class Journal(Generic[ItemT]):
             create_folder(path.parent)
         items = read_jsonl(path, item_type, skip_truncated_line=True) if path.exists() else []
         self.items = {item.key: item for item in items}
+        self._reserve_path, self._num_reserved = path.with_suffix(".reserve"), 0
 
     def append(self, item: ItemT) -> None:
-        """Write an item. Raises RunError if the file can't be written."""
+        """Write an item. Raises RunError if the file can't be written, or only with the room that was reserved."""
         with convert_file_errors(self.path):
-            append_jsonl(self.path, item)
+            try:
+                append_jsonl(self.path, item)
+            except OSError:
+                if not self._num_reserved:
+                    raise
+                self.release()
+                append_jsonl(self.path, item)
+                self.items[item.key] = item
+                raise
         self.items[item.key] = item
+
+    def reserve(self, num_bytes: int) -> None:
+        """Keep room for items of so many bytes. Raises RunError if there is none."""
+        if num_bytes <= self._num_reserved:
+            return
+        with convert_file_errors(self._reserve_path), open_file(self._reserve_path, "ab") as file:
+            file.write(os.urandom(num_bytes - self._num_reserved))  # a file system may compress zeros
+        self._num_reserved = num_bytes
+
+    def release(self) -> None:
+        """Give the reserved room back."""
+        self._num_reserved = 0
+        with contextlib.suppress(OSError):  # the file system may have become read-only
+            self._reserve_path.unlink()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +129,10 @@ class Teacher(ChatEngine):
         self._engine, self._identity, self._max_failures = engine, dict(identity), max_failures
         self._journal = Journal(path, RecordedReply)
         self._pending: dict[str, asyncio.Task[SaccadeError | None]] = {}
+        self._num_pending_bytes = 0  # of the longest replies to the pending requests
         self._used_keys: set[str] = set()
         self._num_failures = 0  # in a row
-        self._broken: BrokenEngineError | None = None  # why no request is sent any more
+        self._broken: SaccadeError | None = None  # why no request is sent any more
 
     @property
     def usage(self) -> StageUsage:
@@ -146,9 +176,12 @@ class Teacher(ChatEngine):
 
     async def _query(self, key: str, request: GenerationRequest) -> SaccadeError | None:
         """Request a reply and record it; return the error: its callers may have been cancelled."""
+        max_bytes = request.sampling.max_tokens * MAX_BYTES_PER_TOKEN
+        self._num_pending_bytes += max_bytes
         try:
             if self._broken is not None:
                 return self._broken
+            self._journal.reserve(self._num_pending_bytes)
             completion = await self._engine.generate(request)
             self._num_failures = 0
             self._record(key, request, completion)
@@ -157,17 +190,21 @@ class Teacher(ChatEngine):
             if self._num_failures < self._max_failures:
                 return error
             self._broken = BrokenEngineError(
-                f"{self._num_failures} requests failed in a row, the last one: {error}; fix that and repeat the "
-                "command, which continues",
+                f"{pluralize(self._num_failures, 'request')} failed in a row, the last one: {error}; fix that and "
+                "repeat the command, which continues",
                 key="data_build.max_failures",
                 value=self._num_failures,
             )
             self.stop_sending()
             return self._broken
+        except RunError as error:  # the disk is full
+            self._broken = error
+            return error
         except SaccadeError as error:
             return error
         finally:
             del self._pending[key]
+            self._num_pending_bytes -= max_bytes
         return None
 
     def _record(self, key: str, request: GenerationRequest, completion: Completion) -> None:
@@ -200,6 +237,7 @@ class Teacher(ChatEngine):
     async def close(self) -> None:
         """Wait for the requests whose callers were cancelled, so that their replies are recorded."""
         await asyncio.gather(*self._pending.values(), return_exceptions=True)
+        self._journal.release()
 
     async def abort(self) -> None:
         """Send nothing more, and wait at most a minute for the requests in progress, so that they are recorded."""
@@ -215,3 +253,4 @@ class Teacher(ChatEngine):
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
+        self._journal.release()
