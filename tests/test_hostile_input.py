@@ -78,6 +78,12 @@ def test_yaml_that_explodes_is_refused(text):
         parse_yaml(text, "mine.yaml")
 
 
+def test_a_merge_key_is_named():
+    with raises(ConfigError, key="mine.yaml") as caught:
+        parse_yaml("a: &a {b: 1}\nc: {<<: *a}", "mine.yaml")
+    assert "merge keys (<<)" in str(caught.value)
+
+
 def test_a_mapping_with_many_keys_is_read():
     text = "\n".join(f"k{number}: {number}" for number in range(3000))
     assert len(parse_yaml(text, "mine.yaml")) == 3000

@@ -107,6 +107,22 @@ def test_broken_file_and_missing_object_raise(tmp_path):
         plugins.load("rewards", str(tmp_path / "empty.py"))
 
 
+@pytest.mark.parametrize("text", ["raise SystemExit(7)", "import sys; sys.exit()", "exit('no')"])
+def test_a_file_that_exits_ends_no_process(tmp_path, text):
+    (tmp_path / "bad.py").write_text(text)
+    with raises(ConfigError, key=str(tmp_path / "bad.py")) as caught:
+        plugins.load("rewards", str(tmp_path / "bad.py"))
+    assert "it tried to exit" in str(caught.value)
+
+
+def test_a_file_that_loads_itself_raises(tmp_path):
+    path = tmp_path / "bad.py"
+    path.write_text(f"from saccade import plugins; plugins.load('rewards', {str(path)!r})")
+    with raises(ConfigError, key=str(path)) as caught:
+        plugins.load("rewards", str(path))
+    assert "recursion" in str(caught.value)
+
+
 SETTINGS_FILE = """
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def convert_errors(
 ) -> Iterator[None]:
     """Convert any third-party exception into `error_type` with the text "message: reason", and with `key` and `value`.
 
-    Saccade's own errors, cancellation and KeyboardInterrupt pass unchanged.
+    Saccade's own errors, cancellation and KeyboardInterrupt pass unchanged. SystemExit would end a run without a word.
 
     >>> with convert_errors(MediaError, "clip.mp4 can't be decoded"):
     ...     raise ValueError("bad header")
@@ -103,8 +103,10 @@ def convert_errors(
         yield
     except SaccadeError:
         raise
-    except Exception as error:  # the only broad except of the package
+    except (Exception, SystemExit) as error:  # the only broad except of the package
         text = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, SystemExit):
+            text = f"it tried to exit with {text}"
         if isinstance(error, OSError) and error.strerror and error.filename:
             is_named = str(error.filename).removesuffix(".part") in message  # the file, or a draft beside it
             text = error.strerror.lower() if is_named else text

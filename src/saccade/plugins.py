@@ -397,7 +397,7 @@ def _import_file(path: Path) -> ModuleType:
         try:
             exec(code, vars(module))
         except BaseException:
-            del sys.modules[name]
+            sys.modules.pop(name, None)  # it may load itself
             _file_modules.pop(name, None)
             raise
         _file_modules[name] = source, module

@@ -116,7 +116,9 @@ def test_async_class_reward_receives_the_accuracy(tmp_path):
         compose_rewards({mine: RewardTerm()})
 
 
-@pytest.mark.parametrize(("code", "cause"), [("1 / 0", ZeroDivisionError), ("'much'", ValueError)])
+@pytest.mark.parametrize(
+    ("code", "cause"), [("1 / 0", ZeroDivisionError), ("'much'", ValueError), ("exit(3)", SystemExit)]
+)
 def test_failing_reward_raises(tmp_path, code, cause):
     mine = write_reward(tmp_path / "hasty.py", f"async def hasty(episode):\n    return {code}\n")
     with raises(ConfigError, key="rewards.hasty", value=TASK.id) as caught:

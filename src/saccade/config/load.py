@@ -140,9 +140,11 @@ def resolve_model_path(folder: Path, recipe: Recipe) -> Path:
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that reads 1e-6 as a number and rejects duplicate keys."""
+    """A YAML loader that reads 1e-6 as a number and rejects duplicate keys and merge keys, which may explode."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+            raise yaml.constructor.ConstructorError(problem="merge keys (<<) aren't read; repeat their values")
         seen: set[Any] = set()
         for key in (self.construct_object(key, deep=True) for key, _ in node.value):
             if isinstance(key, Hashable):  # another key is an error below
