@@ -137,7 +137,7 @@ def test_progress_is_bars_on_a_terminal():
 
 
 def test_usage_summary(episode):
-    assert summarize_usage(episode) == "1 turns, 0 calls, 100 text + 20 visual prompt tokens, 30 sampled, 0.40 s"
+    assert summarize_usage(episode) == "1 turn, 0 calls, 100 text + 20 visual prompt tokens, 30 sampled, 0.40 s"
 
 
 @pytest.fixture

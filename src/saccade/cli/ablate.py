@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from saccade.cli.terminal import complete_name, complete_setting, out, print_table, print_tables
 from saccade.errors import RunError
 from saccade.reporting.console import print_text, show_progress_lines
+from saccade.utils.text import pluralize
 
 
 def _complete_set_or_setting(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -62,7 +63,7 @@ def ablate(
     print_tables(tables)
     print_text(out, f"Report: {report_path}")
     if failures:
-        message = f"{len(failures)} jobs of the ablation in {folder} failed; retry them with --resume"
+        message = f"{pluralize(len(failures), 'job')} of the ablation in {folder} failed; retry them with --resume"
         raise RunError(message, key=str(folder), value=sorted(failures))
     return None
 

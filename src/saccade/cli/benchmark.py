@@ -21,6 +21,7 @@ from saccade.data.hub import (
 )
 from saccade.errors import ConfigError, DataError, convert_errors
 from saccade.reporting.console import UpdateProgress, print_text, show_progress_lines
+from saccade.utils.text import pluralize
 
 if TYPE_CHECKING:
     from saccade.checks.machine import CheckResult
@@ -132,13 +133,14 @@ def _check_benchmark(recipe: Recipe, name: str, benchmark_data: BenchmarkData) -
     missing = [path for paths in find_missing_media(tasks).values() for path in paths]
     archives = list_archive_files(folder)
     if missing and archives:
-        return f"{folder}: {len(tasks):,} questions; missing files will be unpacked from {len(archives)} archives"
+        source = pluralize(len(archives), "archive")
+        return f"{folder}: {len(tasks):,} questions; missing files will be unpacked from {source}"
     if not benchmark_data.allow_incomplete and not archives:
         check_subtitles(benchmark, everything, tasks, folder)
     if missing:
         raise DataError(
-            f"{folder}: {benchmark.name} lacks {len(missing)} files, first {missing[0]}; put them or the dataset's "
-            "archives there",
+            f"{folder}: {benchmark.name} lacks {pluralize(len(missing), 'file')}, first {missing[0]}; put them or the "
+            "dataset's archives there",
             key=str(missing[0]),
         )
     _, num_opened = open_sample(tasks)
@@ -272,7 +274,8 @@ def _prepare_data(benchmark_data: BenchmarkData, benchmark: Any, name: str, subs
     explanation = explain_manual_unpacking(archives) if missing and not benchmark_data.allow_incomplete else ""
     if explanation:
         raise DataError(
-            f"{benchmark.name} lacks {len(missing)} files, first {missing[0]}, and {explanation}", key=str(missing[0])
+            f"{benchmark.name} lacks {pluralize(len(missing), 'file')}, first {missing[0]}, and {explanation}",
+            key=str(missing[0]),
         )
     return folder
 

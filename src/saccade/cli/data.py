@@ -18,6 +18,7 @@ from saccade.errors import ConfigError, DataError
 from saccade.plugins import list_plugins
 from saccade.reporting.console import print_text, show_progress_lines
 from saccade.utils.files import convert_file_errors, write_text
+from saccade.utils.text import pluralize
 from saccade.utils.versions import find_package_version
 
 if TYPE_CHECKING:
@@ -174,6 +175,10 @@ def _build(
         print_text(err, f"{report.num_failed} items lack a reply; the same command requests them again", style="red")
 
 
+def _format_path_counts(num_paths: int, num_missing: int) -> str:
+    return f"{pluralize(num_paths, 'path')}, {pluralize(num_missing, 'file')} missing"
+
+
 def _print_usage(usage: "Mapping[str, StageUsage]", recipe: "DataBuildRecipe", *, title: str) -> None:
     """Print requests, tokens and, with known prices, the cost of each stage and of all."""
     from saccade.metrics.tables import Table
@@ -216,7 +221,7 @@ def _unpack(
         )
     with show_progress("unpack") as update_progress:
         count = sum(unpack(Path(), archive, folder, on_progress=update_progress) for archive in archives)
-    out.print(f"wrote {escape(str(folder))}: {count} file{'s' if count != 1 else ''} written", soft_wrap=True)
+    out.print(f"wrote {escape(str(folder))}: {pluralize(count, 'file')} written", soft_wrap=True)
 
 
 @data_app.command("rewrite-paths")
@@ -244,11 +249,11 @@ def _rewrite_paths(
         )
     for report in reports:
         missing = Counter(map(get_archive_folder, report.missing_files))
-        num_paths, num_missing = sum(report.path_counts.values()), len(report.missing_files)
-        print_text(out, f"{report.file}: {report.rows} rows, {num_paths} paths, {num_missing} files missing")
+        counts = _format_path_counts(sum(report.path_counts.values()), len(report.missing_files))
+        print_text(out, f"{report.file}: {pluralize(report.rows, 'row')}, {counts}")
         for bucket in sorted({*report.path_counts, *missing}):
-            num_paths, num_missing = report.path_counts.get(bucket, 0), missing[bucket]
-            print_text(out, f"  {bucket}: {num_paths} paths, {num_missing} files missing")
+            counts = _format_path_counts(report.path_counts.get(bucket, 0), missing[bucket])
+            print_text(out, f"  {bucket}: {counts}")
         if report.missing_files:
             listing = f"{folder / report.file}.missing.txt"
             print_text(out, f"  the first is {report.missing_files[0]}; {listing} lists them", style="dim")
@@ -289,7 +294,9 @@ def _check(
     for split in splits:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(split.answer_types.items())) or "no task"
         print_text(
-            out, f"{split.file}: {kinds}; {split.num_media} files of media, {split.video_seconds / 3600:.2f} h of video"
+            out,
+            f"{split.file}: {kinds}; {pluralize(split.num_media, 'file')} of media, "
+            f"{split.video_seconds / 3600:.2f} h of video",
         )
         for finding, count in sorted(split.findings.items()):
             level = "note" if finding in NOTE_FINDINGS else "problem"
@@ -306,7 +313,8 @@ def _check(
             problems += len(report.reasons_by_row)
             print_text(out, f"{file}: {report.summary}")
     if problems:
-        raise DataError(f"{problems} problems were found in {len(splits)} files", key=str(files[0]), value=problems)
+        message = f"{pluralize(problems, 'problem')} found in {pluralize(len(splits), 'file')}"
+        raise DataError(message, key=str(files[0]), value=problems)
     out.print("no problem was found")
 
 

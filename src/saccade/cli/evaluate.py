@@ -38,6 +38,7 @@ from saccade.plugins import list_plugins, suggest
 from saccade.reporting.console import print_text
 from saccade.runs.run_folder import Run
 from saccade.utils.jsonl import write_json
+from saccade.utils.text import pluralize
 
 if TYPE_CHECKING:
     from saccade.evaluation.subset import Shard
@@ -298,5 +299,5 @@ def print_evaluation(folder: Path, name: str, scored_episodes: "list[ScoredEpiso
     failed = [str(scored.episode.error) for scored in scored_episodes if has_failed(scored.episode)]
     for outcome, reasons in (("failed and count as wrong", failed), ("could not be graded", ungraded)):
         if reasons:
-            count = f"{len(reasons)} of {len(scored_episodes) + len(ungraded)}"
-            print_text(out, f"{count} episodes {outcome} ({reasons[0]}); the same command retries them")
+            count = f"{len(reasons)} of {pluralize(len(scored_episodes) + len(ungraded), 'episode')}"
+            print_text(out, f"{count} {outcome} ({reasons[0]}); the same command retries them")

@@ -24,6 +24,7 @@ from saccade.rewards.answer_types.base import get_answer_type, register_file
 from saccade.types import Demonstration, Media, Task
 from saccade.utils.files import write_atomically
 from saccade.utils.jsonl import to_jsonable, validate_as, write_jsonl
+from saccade.utils.text import pluralize
 
 ItemT = TypeVar("ItemT", bound=Task | Demonstration)
 
@@ -155,7 +156,7 @@ def find_item(path: Path, row_number: int, task_id: str | None = None) -> Task |
         if own_id == task_id if task_id is not None else num_rows == row_number:
             return parse_item(row, item_type)
     row_name = f"with the id {task_id!r}" if task_id else row_number
-    problem = f"{path} has no row {row_name}; it has {num_rows} rows"
+    problem = f"{path} has no row {row_name}; it has {pluralize(num_rows, 'row')}"
     raise DataError(problem, key=str(path), value=task_id or row_number)
 
 

@@ -29,7 +29,7 @@ from saccade.types import Demonstration, Task
 from saccade.utils.files import write_text
 from saccade.utils.hashing import compute_file_sha256
 from saccade.utils.jsonl import encode_json_line, read_json
-from saccade.utils.text import join_examples
+from saccade.utils.text import join_examples, pluralize
 
 DIGESTS_FILE = "data_digests.json"  # of a run
 ACCEPT_OPTION = "--accept-changed-data"
@@ -243,4 +243,4 @@ def _append_media(recorded: DataDigests, name: str, digest: MediaDigest) -> tupl
 
 
 def _count(items: Sequence[str], noun: str) -> str:
-    return f"{len(items)} {noun}{'s' if len(items) > 1 else ''}"
+    return pluralize(len(items), noun)

@@ -32,6 +32,7 @@ from saccade.data.archives import (
 )
 from saccade.errors import ConfigError, DataError, ModelError, convert_errors
 from saccade.utils.files import OS_ERROR_HINTS, convert_file_errors, open_file, read_text, write_text
+from saccade.utils.text import pluralize
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_CACHE_DIR = "~/.cache/saccade/hub"
@@ -136,7 +137,7 @@ class HubClient:
             on_progress=on_progress,
         )
         if not_found:
-            problem = f"{folder} lacks {len(not_found)} files, first {min(not_found)}"
+            problem = f"{folder} lacks {pluralize(len(not_found), 'file')}, first {min(not_found)}"
             hint = explain_manual_unpacking(snapshot.sizes)
             fix = f"copy them there{f'; {hint}' if hint else ''}"
             problem += f", which {snapshot.name} holds neither as files nor in its archives; {fix}"

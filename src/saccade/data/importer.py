@@ -28,6 +28,7 @@ from saccade.media.relocation import map_media_paths
 from saccade.types import Demonstration, Task
 from saccade.utils.files import open_file, resolve_path
 from saccade.utils.jsonl import encode_json_line, relativize_path, require_file, write_jsonl
+from saccade.utils.text import pluralize
 
 Importer = Callable[[SourceRow], Iterator[Task | Demonstration]]
 ErrorPolicy = Literal["error", "skip"]
@@ -112,7 +113,7 @@ def _check_reports(reports: Sequence[ImportReport], policy: ErrorPolicy, missing
         first = incomplete[0]
         folders = ", ".join(f"{count} in {folder}" for folder, count in first.missing_files.most_common(MAX_REPORTED))
         counts = f"{first.file}: {first.missing_rows} of {first.rows} rows lack media files ({folders})"
-        others = f"; so do rows of {len(incomplete) - 1} other files" if incomplete[1:] else ""
+        others = f"; so do rows of {pluralize(len(incomplete) - 1, 'other file')}" if incomplete[1:] else ""
         fix = "give --root their folder, or skip the rows with --on-missing skip"
         message = f"{counts}, first {first.missing_ids[0]}{others}; {missing_list_path} lists them: {fix}"
         raise DataError(message, key="media", value=first.missing_rows)

@@ -35,7 +35,7 @@ from saccade.models.checkpoint_files import IGNORED_FILES, METADATA_SUFFIXES, ch
 from saccade.models.pass_limits import MAX_VISION_TOKENS
 from saccade.models.policy import FeatureCache, KVCacheProtocol, Policy, PolicyInputs, VisionFeatures, VisionPass
 from saccade.utils.files import convert_file_errors, describe_retry, read_bytes
-from saccade.utils.text import join_examples
+from saccade.utils.text import join_examples, pluralize
 
 PEFT_CONFIG = "adapter_config.json"
 _ATTENTION_IMPLEMENTATIONS = {"": "sdpa", "text_config": "saccade", "vision_config": "sdpa"}
@@ -413,7 +413,7 @@ def _name_tensors(names: Sequence[str]) -> str:
     >>> _name_tensors(["a.weight"]), _name_tensors(["a", "b", "c", "d"])
     ('1 tensor (a.weight)', '4 tensors (a, b, c, …)')
     """
-    count = f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
+    count = pluralize(len(names), "tensor")
     return f"{count} ({join_examples(names)})"
 
 

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextCol
 from rich.text import Text
 
 from saccade.types import BlockKind, Call, Episode, EpisodeStatus, ToolResult
-from saccade.utils.text import escape_control_characters
+from saccade.utils.text import escape_control_characters, pluralize
 
 LOG_INTERVAL_SECONDS = 10.0  # between two lines of progress without a terminal
 CALL_PANEL_WIDTH = (20, 44)  # at least and at most, in columns
@@ -235,6 +235,7 @@ def summarize_usage(episode: Episode) -> str:
     """Return an episode's turns, calls, tokens and seconds in one line."""
     usage = episode.usage
     return (
-        f"{len(episode.turns)} turns, {len(episode.results)} calls, {usage.prompt_tokens - usage.visual_tokens} text + "
+        f"{pluralize(len(episode.turns), 'turn')}, {pluralize(len(episode.results), 'call')}, "
+        f"{usage.prompt_tokens - usage.visual_tokens} text + "
         f"{usage.visual_tokens} visual prompt tokens, {usage.sampled_tokens} sampled, {usage.seconds:.2f} s"
     )

@@ -45,6 +45,7 @@ from saccade.training.episode_log import RolloutRecord, list_recorded_steps, rea
 from saccade.types import Episode, Score, ScoredEpisode
 from saccade.utils.files import read_text, write_text
 from saccade.utils.jsonl import read_json, write_json
+from saccade.utils.text import pluralize
 
 FILTERS = ("right", "wrong", "failed", "with a call", "without a call")  # of the page's episodes; then those of runs
 NO_EXAMPLES = Examples()
@@ -229,7 +230,7 @@ def summarize_findings(
         name = (with_tools or names)[-1]
         summary = comparison.summaries[name]
         baseline = summary.constant_baseline
-        text = f"{name}: accuracy {format_estimate(summary.accuracy)} over {summary.num_clusters} clips"
+        text = f"{name}: accuracy {format_estimate(summary.accuracy)} over {pluralize(summary.num_clusters, 'clip')}"
         text += "" if baseline is None else f"; the best constant answer scores {baseline:.2f}"
         ceiling = summary.policies.get(NO_DECISION)
         text += "" if ceiling is None else f"; the {POLICY_LABELS[NO_DECISION]} scores {ceiling.accuracy:.2f}"
@@ -343,7 +344,7 @@ def build_curves(stages: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Repo
         plots = tuple(Plot(title=panel.title, draw=functools.partial(draw, panel), has_title=True) for panel in panels)
         if not plots:
             continue
-        note = f"{len(rows)} steps. Points are steps, lines a running mean over about a tenth of them."
+        note = f"{pluralize(len(rows), 'step')}. Points are steps, lines a running mean over about a tenth of them."
         if is_validation:
             note = f"{len(rows)} validations, a point each. Bands are 95 % intervals over clips."
         note += " Dotted lines are alarms." if find_alarm_steps(rows) else ""

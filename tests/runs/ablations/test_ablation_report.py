@@ -5,8 +5,9 @@ import json
 import pytest
 from ablation_cases import SET, build_columns
 
+from saccade.errors import RunError
 from saccade.runs.ablations.report import describe_components, format_curve_title, write_report
-from saccade.runs.ablations.run import format_plan, record_invocation
+from saccade.runs.ablations.run import JobPool, format_plan, record_invocation, run
 from saccade.runs.ablations.schedule import Ablation
 
 
@@ -69,7 +70,7 @@ def test_numbers_match_the_results(build_ablation, tmp_path):
     assert found[less, "plain", "K=4"]["after"]["mean"] == 0.5
     assert found[less, "plain", "K=32"]["after"]["mean"] == 0.0
     assert found["last third of the steps", "plain", "calls"]["after"]["mean"] == 3.0
-    assert "2 seed(s)" in page.read_text()
+    assert "2 seeds" in page.read_text()
 
 
 @pytest.mark.slow
@@ -121,3 +122,20 @@ def test_curve_titles():
     assert format_curve_title("call_reward_diff/K=32") == "Reward with calls minus without, K=32"
     assert format_curve_title("frac_correct_negative") == "Correct episodes with a negative advantage, share"
     assert format_curve_title("whatever") == "whatever"
+
+
+def test_a_report_that_cannot_be_written_hides_no_failed_job(build_ablation, tmp_path, monkeypatch):
+    failures = {"seed-0/one/plain": "the disk is full", "seed-0/one/hot": "not run"}
+    monkeypatch.setattr(JobPool, "run", lambda *arguments: failures)
+    (tmp_path / "results.json").mkdir()
+    with pytest.raises(RunError) as caught:
+        run(tmp_path, build_ablation(seeds=1), add_task=None, print_line=None)
+    assert "2 jobs" in str(caught.value)
+    assert "first seed-0/one/plain: the disk is full; the report failed, too:" in str(caught.value)
+    assert "results.json" in str(caught.value)
+
+
+def test_the_plan_of_one_seed_has_no_plural(build_ablation):
+    plan = format_plan(build_ablation(seeds=1, conditions=["two"]))
+    assert "1 variant in conditions x 1 seed = 1 run of 4 RL steps" in plan
+    assert "(s)" not in plan

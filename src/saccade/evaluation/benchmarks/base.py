@@ -27,6 +27,7 @@ from saccade.rewards.answer_types.reader import read_letter
 from saccade.rewards.compose import score_each
 from saccade.rewards.text_normalization import format_question
 from saccade.types import Episode, Reply, Score, ScoredEpisode, Task
+from saccade.utils.text import pluralize
 
 Scoring = Literal["strict", "lenient"]
 
@@ -260,7 +261,7 @@ def check_subtitles(benchmark: Benchmark, tasks: Iterable[Task], selected: Itera
     hint = "unpack the dataset's subtitle archive there (with --allow-incomplete such questions run without, or fail)"
     missing = [path for path in map(find_subtitles, selected) if path and not Path(path).is_file()]
     if missing:
-        problem = f"{benchmark.name} lacks the subtitles of {len(missing)} questions, first {missing[0]}"
+        problem = f"{benchmark.name} lacks the subtitles of {pluralize(len(missing), 'question')}, first {missing[0]}"
         raise DataError(f"{root}: {problem}; {hint}", key=missing[0], value=len(missing))
     num_videos = len({benchmark.cluster_key(task) for task in tasks if find_subtitles(task)})
     if benchmark.num_subtitled_videos not in (None, num_videos):

@@ -15,6 +15,7 @@ from saccade.errors import DataError, SaccadeError
 from saccade.reporting.episode_view import format_call
 from saccade.reporting.viewer.episodes import Describer, StoredEpisode
 from saccade.types import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Episode, MediaKind, ToolResult
+from saccade.utils.text import pluralize
 
 ASKED = "(asked)"  # in place of a run's name
 MAX_EPISODES = 100  # the newest, which pages can show
@@ -104,6 +105,6 @@ def _describe_event(event: str, data: Mapping[str, Any]) -> dict[str, Any]:
     if event == "result":
         result: ToolResult = data["result"]
         text = result.error if result.error is not None else result.text
-        values = {"ok": result.ok, "text": text or f"{len(result.images)} images", "seconds": result.seconds}
+        values = {"ok": result.ok, "text": text or pluralize(len(result.images), "image"), "seconds": result.seconds}
         return {"event": event, "turn": data["turn"], "index": data["index"], **values}
     return {"event": event}

@@ -41,6 +41,7 @@ from saccade.training.token_log import StoredValues
 from saccade.training.training_samples import build_sample, list_trained_conversations
 from saccade.types import Group, ScoredEpisode
 from saccade.utils.hashing import compute_digest
+from saccade.utils.text import pluralize
 
 MAX_POINTS = 1000  # of a curve; the means of longer ones
 SEED_KEYS = ("seed", "model.path", "data.", "extends")  # in which runs of one recipe may differ
@@ -260,7 +261,7 @@ class Library:
                 own = {"run": name}
             groups[compute_digest(own)].append(name)
         return {
-            members[0] if len(members) == 1 else f"{members[0]} and {len(members) - 1} more seeds": members
+            members[0] if len(members) == 1 else f"{members[0]} and {pluralize(len(members) - 1, 'more seed')}": members
             for members in groups.values()
         }
 

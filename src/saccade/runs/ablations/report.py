@@ -31,6 +31,7 @@ from saccade.runs.ablations.results import (
 from saccade.runs.ablations.schedule import Ablation, estimate_minutes
 from saccade.utils.files import read_bytes, write_text
 from saccade.utils.jsonl import read_jsonl
+from saccade.utils.text import pluralize
 
 INTERVAL_NOTE = (
     "A number is the mean over seeds. In [brackets] is its 95 % interval over clips (same seeds, other clips: "
@@ -119,11 +120,11 @@ def collect_warnings(ablation: Ablation, results: Sequence[VariantResult], failu
     warnings = []
     if ablation.quick:
         warnings.append(
-            f"QUICK: {ablation.seeds} seed(s), short cold starts and few steps, to test that everything works. "
-            "Draw no conclusion from these numbers."
+            f"QUICK: {pluralize(ablation.seeds, 'seed')}, short cold starts and few steps, to test that everything "
+            "works. Draw no conclusion from these numbers."
         )
     elif ablation.seeds < 3:
-        warnings.append(f"{ablation.seeds} seed(s): too few for a reliable interval over seeds.")
+        warnings.append(f"{pluralize(ablation.seeds, 'seed')}: too few for a reliable interval over seeds.")
     incomplete = [result for result in results if len(result.after) < ablation.seeds]
     if incomplete:
         names = ", ".join(f"{result.variant} in {result.condition} ({len(result.after)})" for result in incomplete)
@@ -244,7 +245,7 @@ def _format_slice(estimate: SeedEstimate | None, show_sign: bool) -> str:
     if estimate is None:
         return format_estimate(None)
     # A metric of training steps has no tasks.
-    counts = format_counts(estimate) if estimate.num_tasks else f"{len(estimate.seed_means)} seeds"
+    counts = format_counts(estimate) if estimate.num_tasks else pluralize(len(estimate.seed_means), "seed")
     return f"{format_estimate(estimate, show_sign=show_sign)} n={counts}"
 
 

@@ -34,6 +34,7 @@ from saccade.runs.ablations.schedule import NUM_PROCESSES, Ablation, Job, estima
 from saccade.runs.run_lock import ABLATION, hold_lock
 from saccade.utils.files import convert_file_errors, open_file, read_text, write_text
 from saccade.utils.jsonl import append_jsonl
+from saccade.utils.text import pluralize
 from saccade.utils.versions import collect_versions
 
 POLL_SECONDS = 0.4
@@ -84,7 +85,18 @@ def run(
         write_text(folder / "ablation.json", ablation.model_dump_json(indent=1) + "\n")
         record_invocation(folder, shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
         failures = JobPool(folder=folder, jobs=ablation.build_jobs()).run(add_task, print_line)
-        return *write_report(folder, ablation, failures), failures
+        try:
+            return *write_report(folder, ablation, failures), failures
+        except RunError as error:
+            if not failures:
+                raise
+            name, reason = next(iter(failures.items()))
+            raise RunError(
+                f"{pluralize(len(failures), 'job')} of the ablation in {folder} failed, first {name}: {reason}; the "
+                f"report failed, too: {error}",
+                key=str(folder),
+                value=sorted(failures),
+            ) from error
 
 
 def record_invocation(folder: Path, command: str) -> None:
@@ -102,9 +114,10 @@ def format_plan(ablation: Ablation) -> str:
     steps = ablation.build_recipe(*cells[0]).rl.steps
     quick = "QUICK (no evidence): " if ablation.quick else ""
     return (
-        f"{quick}{ablation.name}: {len(cells)} variants in conditions x {ablation.seeds} seed(s) = {num_runs} runs "
-        f"of {steps} RL steps from {num_checkpoints} initial checkpoint(s): about {estimate_minutes(jobs):.0f} minutes "
-        "with two processes on two cores"
+        f"{quick}{ablation.name}: {pluralize(len(cells), 'variant')} in conditions x "
+        f"{pluralize(ablation.seeds, 'seed')} = {pluralize(num_runs, 'run')} of {pluralize(steps, 'RL step')} from "
+        f"{pluralize(num_checkpoints, 'initial checkpoint')}: about "
+        f"{pluralize(round(estimate_minutes(jobs)), 'minute')} with two processes on two cores"
     )
 
 
@@ -132,7 +145,9 @@ class JobPool:
                 time.sleep(POLL_SECONDS)
         finally:
             self.stop()
-        total_progress(None, f"{len(self.list_finished())} jobs done, {len(self.failures)} failed", len(self.jobs))
+        total_progress(
+            None, f"{pluralize(len(self.list_finished()), 'job')} done, {len(self.failures)} failed", len(self.jobs)
+        )
         return self.failures
 
     def poll(self, print_line: Callable[[str], None]) -> bool:
