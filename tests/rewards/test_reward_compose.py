@@ -126,6 +126,15 @@ def test_failing_reward_raises(tmp_path, code, cause):
     assert type(caught.value.__cause__) is cause
 
 
+def test_a_class_that_cannot_be_made_is_named(tmp_path):
+    mine = write_reward(
+        tmp_path / "hasty.py", "class hasty:\n    def __init__(self):\n        raise RuntimeError('no')\n"
+    )
+    with raises(ConfigError, key=f"rewards.{mine}") as caught:
+        compose_rewards({mine: RewardTerm()})
+    assert "can't be made: no" in str(caught.value)
+
+
 def test_one_ungraded_reward_leaves_no_score(tmp_path):
     mine = write_reward(tmp_path / "unsure.py", "def unsure(episode):\n    return Ungraded(reason='no idea')\n")
     for terms in (

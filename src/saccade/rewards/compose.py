@@ -164,7 +164,10 @@ def _is_group_reward(reward: Callable[..., Any]) -> bool:
 def resolve_reward(name: str, settings: Mapping[str, Any]) -> Callable[..., Any]:
     """Return a reward with its settings; for a class, an instance. Raises ConfigError for a bad name or setting."""
     bound = plugins.resolve("rewards", name, settings)
-    return bound() if inspect.isclass(bound.func) else bound
+    if not inspect.isclass(bound.func):
+        return bound
+    with convert_errors(ConfigError, f"the reward {name!r} can't be made", key=f"rewards.{name}"):
+        return bound()
 
 
 async def _run_reward(part: str, reward: Callable[..., Any], episode: Episode, **extra: float) -> Score | Ungraded:
