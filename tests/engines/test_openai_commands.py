@@ -1,6 +1,8 @@
 """`--model URL`: eval and ask through a chat server; training refuses it."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -189,6 +191,23 @@ def test_a_recipe_with_a_server_is_evaluated_and_checked_as_it_is(tmp_path, imag
     assert f"server {served.url}" in checked
     no_retries = "engine.settings.max_retries=0"
     fail(RunError, "doctor", tmp_path / "mine.yaml", no_retries, f"data.test={tasks}", key="servers", value=["servers"])
+
+
+@pytest.mark.slow
+def test_an_evaluation_by_a_server_imports_no_torch(tmp_path, image):
+    tasks = write_tasks(tmp_path)
+    code = (
+        "import sys; from saccade.cli.app import app\n"
+        "app(sys.argv[1:], standalone_mode=False)\n"
+        "print(sorted(sys.modules))"
+    )
+    with server(zoom_then_answer) as served:
+        arguments = ["eval", ZOOM[0], "--model", served.url, "--tasks", tasks, "--out", tmp_path / "run", ZOOM[1]]
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    modules = done.stdout.splitlines()[-1]
+    assert "'saccade.runs.evaluation'" in modules
+    assert "'torch'" not in modules
 
 
 def test_doctor_checks_the_server_of_an_address(tmp_path, image):

@@ -11,7 +11,7 @@ from torch import distributed
 
 from saccade.errors import AlarmError, RunError
 from saccade.training.background import RankLostError
-from saccade.training.distributed import controller, failure_report, launch
+from saccade.training.distributed import active_controller, controller, failure_report
 from saccade.training.distributed.controller import Controller, serve_commands
 from saccade.training.distributed.failure_report import (
     LOST_RANK_KEY,
@@ -138,17 +138,17 @@ def test_a_signal_that_precedes_the_end_of_a_connection_does_not_hide_the_reason
 
 def test_a_signal_between_two_calls_raises_the_reason_once(monkeypatch, store):
     own = make_controller(store)
-    monkeypatch.setattr(launch, "_controller", own)
+    monkeypatch.setattr(active_controller, "_controller", own)
     with pytest.raises(RunError, match="SIGTERM"):
-        launch.handle_sigterm(signal.SIGTERM, None)
+        active_controller.handle_sigterm(signal.SIGTERM, None)
     make_report(store, 1).post("rank 1 failed: a loss that fails", "", None)
-    launch.handle_sigterm(signal.SIGTERM, None)  # nothing: the run ends with the first
+    active_controller.handle_sigterm(signal.SIGTERM, None)  # nothing: the run ends with the first
     own.is_ending = False
     with pytest.raises(RankLostError, match="rank 1 failed: a loss that fails"):
-        launch.handle_sigterm(signal.SIGTERM, None)
+        active_controller.handle_sigterm(signal.SIGTERM, None)
     own.is_ending = False
     own.explain(RuntimeError(GLOO))
-    launch.handle_sigterm(signal.SIGTERM, None)  # nothing: the run ends with the reason
+    active_controller.handle_sigterm(signal.SIGTERM, None)  # nothing: the run ends with the reason
 
 
 def test_no_other_rank_reports_what_rank_0_reports(monkeypatch, store):

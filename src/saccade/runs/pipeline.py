@@ -55,6 +55,7 @@ from saccade.training import checkpoint
 from saccade.training.alarms import AlarmMonitor, prefix_validation
 from saccade.training.background import STOPPED_BY_TORCHRUN
 from saccade.training.demonstrations import DemonstrationReport
+from saccade.training.distributed.active_controller import explain_sigterm, get_controller, handle_sigterm
 from saccade.training.episode_log import EpisodeWriter
 from saccade.training.validation import ValidationSchedule
 from saccade.types import Demonstration, Task
@@ -191,7 +192,6 @@ def load_for_inference(model: str | Path, *, recipe: str = "", settings: Sequenc
 def load_training_components(recipe: Recipe, weights: Path) -> TrainingComponents:
     """Load a recipe's components with these weights, which are sharded if several processes train."""
     from saccade.training.distributed.backbone import ShardedBackbone
-    from saccade.training.distributed.launch import get_controller
 
     controller = get_controller()
     load_backbone = functools.partial(ShardedBackbone, controller) if controller else None
@@ -325,8 +325,6 @@ def run_and_close(components: RolloutComponents, coroutine: Coroutine[None, None
     SIGTERM, which schedulers send before they kill a job, stops it like Ctrl-C: it is cancelled; when it has ended,
     KeyboardInterrupt is raised, or RunError on rank 0 of several processes.
     """
-    from saccade.training.distributed.launch import explain_sigterm, get_controller, handle_sigterm
-
     has_received_sigterm = False
     previous = signal.getsignal(signal.SIGTERM)
     is_handled = current_thread() is main_thread() and previous in (signal.SIG_DFL, handle_sigterm)

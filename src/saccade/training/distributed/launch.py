@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -20,9 +19,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from saccade.config.schema import ModelConfig
 from saccade.errors import ConfigError, RunError, convert_errors
+from saccade.training.distributed.active_controller import get_controller, handle_sigterm, set_controller
 from saccade.training.distributed.controller import Controller, create_control_group, serve_commands
 from saccade.training.distributed.failure_report import (
-    LOST_RANK_KEY,
     FailureReport,
     announce_launcher,
     explain_exits,
@@ -32,12 +31,6 @@ from saccade.training.distributed.worker import TrainingWorker
 from saccade.training.train_step import read_token_limit
 
 MAX_PROCESSES_PER_CORE = 4  # more only wait for each other, and fill the memory
-_controller: Controller | None = None
-
-
-def get_controller() -> Controller | None:
-    """Return the controller of this training's processes; None if there is only this one."""
-    return _controller
 
 
 def is_launched() -> bool:
@@ -47,7 +40,7 @@ def is_launched() -> bool:
 
 def count_processes() -> tuple[int, int]:
     """Return how many processes train together on this node, and on how many nodes."""
-    if _controller is None:
+    if get_controller() is None:
         return 1, 1
     num_processes = int(os.environ["LOCAL_WORLD_SIZE"])
     return num_processes, distributed.get_world_size() // num_processes
@@ -60,7 +53,6 @@ def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
     On rank 0 the block runs with a controller; the other ranks have followed it to its end when the block begins. A
     process that torchrun didn't start runs the block alone. Raises RunError if another rank is lost.
     """
-    global _controller
     if not is_launched():
         yield True
         return
@@ -89,15 +81,16 @@ def join_training_processes(settings: ModelConfig) -> Iterator[bool]:
             serve_commands(worker, control_group, report)
             yield False
         else:
-            _controller = Controller(worker, control_group, report)
+            controller = Controller(worker, control_group, report)
+            set_controller(controller)
             previous = signal.signal(signal.SIGTERM, handle_sigterm)
             try:
                 with report.raise_on_one_rank():  # before the other ranks are stopped, which may take long
                     yield True
             finally:
-                _controller.stop()
+                controller.stop()
                 signal.signal(signal.SIGTERM, previous)
-                _controller = None
+                set_controller(None)
     # Not after a failure: it would wait for operations with ranks that wait for this one's end.
     if distributed.is_initialized():
         distributed.destroy_process_group()
@@ -108,9 +101,9 @@ def end_other_ranks() -> None:
 
     Rank 0's part of the model is freed. It still reports the loss of a rank that is slow to end.
     """
-    if _controller is not None:
-        _controller.stop()
-        _controller.call_on_rank_zero("free")
+    if (controller := get_controller()) is not None:
+        controller.stop()
+        controller.call_on_rank_zero("free")
         distributed.destroy_process_group()
 
 
@@ -131,25 +124,6 @@ def _create_mesh(device_type: str) -> DeviceMesh:
     if world_size == local_size:
         return init_device_mesh(device_type, (world_size,))
     return init_device_mesh(device_type, (world_size // local_size, local_size), mesh_dim_names=("node", "local"))
-
-
-def handle_sigterm(signal_number: int, frame: FrameType | None) -> None:
-    """Raise the error of `explain_sigterm`, unless the run is already ending: with it, or because a rank is lost.
-
-    torchrun repeats the signal of a scheduler, and a second error would interrupt the end with the first.
-    """
-    if _controller is None or _controller.is_ending or _controller.has_lost_rank:
-        return
-    _controller.is_ending = True
-    raise explain_sigterm()
-
-
-def explain_sigterm() -> RunError:
-    """Return why torchrun ends this process: the failure of another rank if it is known, or a stop of the job."""
-    return (_controller and _controller.find_failure()) or RunError(
-        "another rank of this training was lost, or the job was stopped (SIGTERM); resume it with --resume",
-        key=LOST_RANK_KEY,
-    )
 
 
 def launch_processes(
