@@ -51,6 +51,16 @@ def test_ask_works_without_a_local_model(image):
     assert (shown[0], shown[-1], shown.count("image_url")) == ("text", "text", 1)
 
 
+@pytest.mark.parametrize("option", ["--json", "--page"])
+def test_ask_sends_nothing_if_its_file_cannot_be_written(tmp_path, image, option):
+    path = tmp_path / ("a.json" if option == "--json" else "a.html")
+    path.mkdir()
+    with server(zoom_then_answer) as served:
+        arguments = ["ask", "Which?", "--image", image, "--model", served.url, option, path, "--recipe", *ZOOM]
+        fail(RunError, *arguments, key=str(path))
+    assert not served.bodies
+
+
 def test_ask_writes_the_episode_and_shows_a_reply_without_an_answer(tmp_path, image):
     files = ["--json", tmp_path / "episode.json", "--page", tmp_path / "episode.html"]
     with server(lambda number, body: completion("<think>hm</think>It may be", "stop", 12)) as served:

@@ -51,7 +51,8 @@ from saccade.reporting.console import (
     summarize_usage,
 )
 from saccade.runs.run_folder import Run
-from saccade.utils.files import convert_file_errors, is_resumable
+from saccade.types import Episode
+from saccade.utils.files import convert_file_errors, is_resumable, require_writable
 from saccade.utils.jsonl import write_json
 from saccade.utils.rank_exit import exit_rank
 from saccade.utils.text import escape_control_characters
@@ -307,6 +308,8 @@ def ask(
 ) -> None:
     """Ask a model about videos or images, and print its reasoning, tool calls and answer."""
     load_recipe(recipe or "tiny/base", settings or ())  # before torch is imported: a typo is reported at once
+    for path in filter(None, (json_file, page)):
+        require_writable(path)
     from saccade.runs import api
 
     with contextlib.closing(EpisodePrinter(out)) as printer:
@@ -319,6 +322,8 @@ def ask(
             settings=settings or (),
             on_event=printer,
         )
+    if episode.error is None:
+        _print_answer(episode)
     if json_file is not None:
         print_text(out, f"wrote {write_json(json_file, episode)}")
     if page is not None:
@@ -327,6 +332,9 @@ def ask(
         print_text(out, f"wrote {write_episode_page(episode, model, page)}")
     if episode.error is not None:
         raise DataError(f"the episode failed: {episode.error}")
+
+
+def _print_answer(episode: Episode) -> None:
     if episode.answer:
         print_text(out, f"Answer: {episode.answer}", style="bold")
     else:
