@@ -67,6 +67,24 @@ def test_null_drops_a_reward_term():
     assert set(load.load_recipe("tiny/para_grpo", ["rewards.tool_use=null"]).rewards) == {"accuracy", "format_reward"}
 
 
+def test_packaged_recipes_and_overrides_are_parsed_once(monkeypatch):
+    """A list of the ablation sets loads 145 recipes, most of them with the same bases and overrides."""
+    overrides = ["rl.group_size=3", "environment.settings.crop_sizes=[7, 9]"]
+    load.load_recipe("tiny/para_grpo", overrides)
+    monkeypatch.setattr(load, "parse_yaml", None)
+    assert load.load_recipe("tiny/para_grpo", overrides[:1]).rl.group_size == 3
+    load.load_recipe("tiny/para_grpo", overrides).environment.settings["crop_sizes"].append(11)
+    assert load.load_recipe("tiny/para_grpo", overrides).environment.settings["crop_sizes"] == [7, 9]
+
+
+def test_settings_that_a_plugin_changes_stay_in_its_recipe():
+    """Packaged recipes are cached."""
+    pixels = load.load_recipe("paravt/ablations/anchoring_only").environment.settings["frame_pixels"]
+    before = tuple(pixels)
+    pixels.clear()
+    assert tuple(load.load_recipe("paravt/ablations/anchoring_only").environment.settings["frame_pixels"]) == before
+
+
 @pytest.mark.parametrize(
     ("override", "key", "value"),
     [

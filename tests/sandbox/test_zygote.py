@@ -121,6 +121,14 @@ def test_a_removal_that_can_not_start_is_tried_again_at_the_next_one(tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
+def test_a_refused_self_test_names_the_file(monkeypatch):
+    def refuse(*arguments):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/root/lib")
+
+    monkeypatch.setattr(jail, "fork_isolated", refuse)
+    assert isolation_selftest._run_selftest(ISOLATION, 0) == {"refused": "Permission denied: /root/lib"}
+
+
 def test_a_self_test_that_hangs_is_killed(monkeypatch):
     statuses, waitpid = [], os.waitpid
 

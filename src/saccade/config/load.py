@@ -1,5 +1,6 @@
 """Load recipes from YAML, with `extends` and dotted overrides; errors name the nearest key."""
 
+import copy
 import difflib
 import functools
 import math
@@ -201,11 +202,6 @@ def read_yaml(path: Path, kind: str) -> Any:
         return parse_yaml(read_text(path), str(path))
 
 
-@functools.cache
-def _read_packaged_recipe(path: Path) -> Any:
-    return read_yaml(path, "recipe")
-
-
 def _load_with_bases(path: Path, extending_paths: tuple[Path, ...], recipe_type: type[Recipe]) -> dict[str, Any]:
     """Load a recipe file merged over the recipes it extends; `extending_paths` are the files that extend it."""
     path = path.resolve()
@@ -213,24 +209,32 @@ def _load_with_bases(path: Path, extending_paths: tuple[Path, ...], recipe_type:
         chain = " -> ".join(file.name for file in (*extending_paths, path))
         raise ConfigError(f"the recipe {path} extends itself: {chain}", key="extends", value=str(path))
     # Packaged recipes don't change, and are extended by most others.
-    own = _read_packaged_recipe(path) if path.is_relative_to(RECIPES_DIR) else read_yaml(path, "recipe")
+    read = _read_packaged_recipe if path.is_relative_to(RECIPES_DIR) else _read_recipe
+    own, bases = read(path, recipe_type)
+    merged: dict[str, Any] = {}
+    for base in bases:
+        base_path = find_recipe(base, base_dir=path.parent)
+        merged = _merge(merged, _load_with_bases(base_path, (*extending_paths, path), recipe_type))
+    return _merge(merged, copy.deepcopy(own))  # a plugin may change its settings, which must not change the cache
+
+
+def _read_recipe(path: Path, recipe_type: type[Recipe]) -> tuple[dict[str, Any], list[str]]:
+    """Read a recipe file: its own values, with absolute paths, and the recipes that it extends."""
+    own = read_yaml(path, "recipe")
     if own is None:  # such as that of a run after a power cut
         raise ConfigError(f"the recipe {path} is empty; write some keys, or restore it", key=str(path))
     if not isinstance(own, dict):
         raise ConfigError(f"the recipe {path} must be a mapping of keys", key=str(path), value=own)
-    own = dict(own)
     extends = own.pop("extends", [])
     bases = [extends] if isinstance(extends, str) else extends
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         message = f"{path}: extends can't be {extends!r}: it should be a recipe's name or path, or a list of them"
         raise ConfigError(message, key="extends", value=extends)
     _check_keys(own, str(path), recipe_type)
-    own = resolve_paths(own, path.parent)
-    merged: dict[str, Any] = {}
-    for base in bases:
-        base_path = find_recipe(base, base_dir=path.parent)
-        merged = _merge(merged, _load_with_bases(base_path, (*extending_paths, path), recipe_type))
-    return _merge(merged, own)
+    return resolve_paths(own, path.parent), bases
+
+
+_read_packaged_recipe = functools.cache(_read_recipe)
 
 
 def _order_overrides(overrides: Sequence[str]) -> list[str]:
@@ -253,6 +257,7 @@ def _order_overrides(overrides: Sequence[str]) -> list[str]:
     return ordered
 
 
+@functools.lru_cache(maxsize=1024)  # most recipes of an ablation have the same overrides; callers copy the values
 def _parse_override(text: str, recipe_type: type[Recipe]) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):

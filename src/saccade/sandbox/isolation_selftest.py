@@ -103,7 +103,8 @@ def _run_selftest_child(
         jail.enter_jail(jail_config, Limits())
         send_json(result_socket, {"escapes": list(_find_escapes())})
     except OSError as error:
-        send_json(result_socket, {"refused": error.strerror or str(error)})
+        reason = error.strerror or str(error)
+        send_json(result_socket, {"refused": f"{reason}: {error.filename}" if error.filename else reason})
     finally:
         os._exit(0)
 
