@@ -265,6 +265,9 @@ def test_identity_has_a_plugin_files_content_not_its_path(tmp_path):
         return evaluation.compute_identity(Recipe.model_validate(terms), tmp_path)["rewards"]
 
     assert rewards("a", "one") == rewards("b", "one") != rewards("b", "two")
+    (missing := tmp_path / "a" / "mine.py").unlink()
+    with raises(ConfigError, key=str(missing)):
+        evaluation.compute_identity(Recipe.model_validate({"rewards": {str(missing): {"weight": 1.0}}}), tmp_path)
 
 
 @pytest.mark.parametrize("end", ["yaml", "yml"])
@@ -426,7 +429,12 @@ def test_a_run_records_its_plugins_and_refuses_changed_ones(tmp_path, monkeypatc
     plugin.write_text("def mine(episode): return 2.0\n")
     with raises(RunError, key=str(plugin)):
         Run.create(folder, recipe, resume=True)
+    plugin.unlink()
+    with raises(RunError, key=str(plugin)) as caught:
+        Run.open(folder).check_plugin_files()
+    assert str(copy) in str(caught.value)
     plugin.write_bytes(copy.read_bytes())
+    Run.open(folder).check_plugin_files()
     assert Run.create(folder, recipe, resume=True)
 
 

@@ -46,6 +46,7 @@ from saccade.runs.pipeline import (
     resolve_checkpoint,
     run_and_close,
 )
+from saccade.runs.run_folder import Run
 from saccade.runs.run_lock import RunLock
 from saccade.types import SamplingParams, ScoredEpisode, Task
 from saccade.utils.files import convert_file_errors, read_text, resolve_path
@@ -87,6 +88,7 @@ def evaluate(
         raise DataError(f"the evaluation {name!r} has no tasks; give at least one", key="tasks", value=tasks)
     recipe = apply_evaluation_settings(recipe if is_connected else connect_server(recipe))
     checkpoint = resolve_weights(folder, recipe, weights)
+    Run(path=folder, recipe=recipe).check_plugin_files()
     with _lock_results(folder, name, subset.shard) as lock:
         lock.acquire()
         evaluation: dict[str, Any] = {
@@ -345,6 +347,8 @@ def _digest_plugin_files(value: Any) -> Any:
         path, _, object_name = value.partition(".py:")
         return f"{_digest_plugin_files(path + '.py')}:{object_name}"
     if isinstance(value, str) and value.endswith((".py", ".yaml", ".yml")):
+        if not Path(value).is_file():
+            raise ConfigError(f"there is no plugin file {value}", key=value)
         digest = f"{Path(value).name} {hashing.compute_file_digest(value)}"
         if value.endswith(".py"):
             return digest

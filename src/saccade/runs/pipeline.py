@@ -273,6 +273,7 @@ def start_run(
     from saccade.checks.run_checks import PlannedRun, require_checks, start_sandboxes
     from saccade.training.distributed.launch import count_processes
 
+    Run(path=folder, recipe=recipe).check_plugin_files()
     checked = recipe if has_model else recipe.with_values({"model.path": "", "model.memory_plan_model": ""})
     num_processes, num_nodes = count_processes()
     planned_run = PlannedRun(

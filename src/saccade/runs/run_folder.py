@@ -160,6 +160,14 @@ class Run:
                 waiting += [file.parent / path for path in list_plugin_files(read_yaml(file, "plugin's file"))]
         return digests
 
+    def check_plugin_files(self) -> None:
+        """Raise RunError, with the run's copy, for a plugin file that was there when the run was started and isn't."""
+        recorded = self._read_plugin_digests()
+        for file in list_plugin_files(self.recipe.model_dump(mode="json")):
+            if str(file) in recorded and not file.is_file():
+                copy = self._get_plugin_copy(str(file), recorded[str(file)])
+                raise RunError(f"there is no plugin file {file}; restore it from {copy}", key=str(file))
+
     def _get_plugin_copy(self, path: str, digest: str) -> Path:
         return self.path / PLUGINS_FOLDER / digest[:12] / Path(path).name
 
