@@ -131,17 +131,26 @@ def test_demonstrations_look_everywhere_alike(dataset):
 
 
 @pytest.mark.slow
-def test_grids_of_maps_are_read_completely(tmp_path):
-    generate_dataset(tmp_path / "data", CONFIGS["map"], seed=4)
+@pytest.mark.parametrize("white_share", [0.0, 0.5, 1.0])
+def test_grids_of_maps_are_read_completely(tmp_path, white_share):
+    config = CONFIGS["map"]
+    settings = config.image.model_copy(update={"white_grid_entries": white_share})
+    generate_dataset(tmp_path / "data", config.model_copy(update={"image": settings}), seed=4)
     demonstrations = load_demonstrations(tmp_path / "data" / "train" / "demonstrations.jsonl")
     grids = [item for item in demonstrations if item.is_auxiliary]
     assert len(grids) == 6
+    num_white = 0
     for item in grids:
         picture = image.read_image(item.task.media[0].path)
         assert picture.size == (3 * 32, 3 * 32)
         symbols = item.replies[0].partition("I see: ")[2].partition("<")[0].split(", ")
         assert len(symbols) == 9
         assert item.task.ground_truth == symbols[-1]
+        centers = np.asarray(picture)[3::32, 16::32].reshape(9, 3)  # above the symbol
+        for symbol, pixel in zip(symbols, centers.tolist(), strict=True):
+            assert (min(pixel) > 230) == (" " not in symbol)
+        num_white += sum(" " not in symbol for symbol in symbols)
+    assert num_white / (6 * 9) == pytest.approx(white_share, abs=0.3 * (0 < white_share < 1))
 
 
 @pytest.mark.slow

@@ -179,6 +179,8 @@ class SyntheticImageConfig(Section):
     grid_images: Annotated[float, Field(ge=0, le=100)] = 0.0
     # objects per side of a grid image. Choose it so that the overview shows an object as large as a zoom does
     grid_size: Annotated[int, Field(ge=1, le=20)] = 5
+    # of `map`: the fraction of a grid image's entries that are white, as in the legend; the others are colored
+    white_grid_entries: Fraction = 0.0
     questions: tuple[ImageQuestion, ...] = ("colour", "digit", "letter", "which", "count", "where")  # question types
 
 

@@ -98,7 +98,8 @@ def sample_map(config: SyntheticConfig, rng: random.Random, index: int) -> MapSc
 def sample_grid_map(config: SyntheticConfig, rng: random.Random) -> MapScene:
     """Sample a picture that `image.grid_size` rows of as many colored entries fill, without a label.
 
-    Colors are learned first, and with them which entry comes when. Half of the symbols are digits.
+    Colors are learned first, and with them which entry comes when. Half of the symbols are digits. White entries look
+    as in the legend: symbols that were learned in color alone aren't always recognized there.
     """
     image, side = config.image, compute_object_side(config.image)
     entries = []
@@ -107,7 +108,8 @@ def sample_grid_map(config: SyntheticConfig, rng: random.Random) -> MapScene:
         symbol_class = rng.choice((DIGIT, LETTER))
         symbol = rng.choice(SYMBOLS[symbol_class])
         card = _build_card((column, row), side, symbol_class, symbol, image.symbol_scale)
-        entries.append(replace(card, color=rng.choice(COLORS)))
+        is_white = image.white_grid_entries > 0 and rng.random() < image.white_grid_entries
+        entries.append(card if is_white else replace(card, color=rng.choice(COLORS)))
     return MapScene(pixels=image.grid_size * side, place=0, entries=tuple(entries))
 
 

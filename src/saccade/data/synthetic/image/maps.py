@@ -17,7 +17,7 @@ from saccade.config.schema import NeedlesConfig, SyntheticConfig
 from saccade.data.synthetic.events import PALETTE, Event
 from saccade.data.synthetic.image.generate import LOOK_REPLY_FORMATTERS, GridText, PictureDataset
 from saccade.data.synthetic.image.map_scene import MapScene, sample_grid_map, sample_map
-from saccade.data.synthetic.image.objects import DIGIT, PixelBox, SceneObject
+from saccade.data.synthetic.image.objects import DIGIT, DISTRACTOR_COLOR, PixelBox, SceneObject
 from saccade.data.synthetic.image.render import GLYPHS, Pixels, compute_glyph_mask, render_backdrop
 from saccade.data.synthetic.image.text_templates import normalize_box
 from saccade.data.synthetic.needles.clip import require_few_calls
@@ -100,7 +100,10 @@ class MapDataset(PictureDataset[MapScene]):
     def sample_grid(self, rng: random.Random) -> tuple[MapScene, GridText]:
         """Sample a grid of entries without a label, and a thought that reads every entry."""
         grid = sample_grid_map(self.config, rng)
-        symbols = [f"{entry.color} {entry.symbol}" for entry in grid.entries]
+        symbols = [
+            entry.symbol if entry.color == DISTRACTOR_COLOR else f"{entry.color} {entry.symbol}"
+            for entry in grid.entries
+        ]
         return grid, GridText(question=GRID_QUESTION, thought=f"I see: {', '.join(symbols)}", answer=symbols[-1])
 
     def render(self, content: MapScene, seed: int) -> Pixels:
