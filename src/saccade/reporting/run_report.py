@@ -346,7 +346,7 @@ def build_curves(stages: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Repo
             continue
         note = f"{pluralize(len(rows), 'step')}. Points are steps, lines a running mean over about a tenth of them."
         if is_validation:
-            note = f"{len(rows)} validations, a point each. Bands are 95 % intervals over clips."
+            note = f"{pluralize(len(rows), 'validation')}, a point each. Bands are 95 % intervals over clips."
         note += " Dotted lines are alarms." if find_alarm_steps(rows) else ""
         sections.append(ReportSection(title=STAGE_TITLES.get(stage, stage), notes=(note,), plots=plots))
     return sections
