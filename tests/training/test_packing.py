@@ -148,7 +148,7 @@ def test_logprobs_and_gradients_equal_those_of_a_dense_mask(backbone, changes, m
     backbone = Backbone(backbone.settings.model_copy(update=changes))
     for name, parameter in backbone.model.named_parameters():
         if "lora_B" in name:
-            nn.init.normal_(parameter, std=0.1)
+            nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(0))
     backbone.model.double().train()
     batch = pack_into_one_row(backbone, make_samples(backbone))
     loss, grads, logp = compute_gradients(backbone, [batch])
@@ -163,7 +163,8 @@ def test_logprobs_and_gradients_equal_those_of_a_dense_mask(backbone, changes, m
     assert grads.keys() == dense_grads.keys()
     differences = {name: float((grad - dense_grads[name]).norm()) for name, grad in grads.items()}
     norm = float(torch.cat([grad.flatten() for grad in dense_grads.values()]).norm())
-    assert sum(value**2 for value in differences.values()) ** 0.5 <= 1e-12 * norm
+    # Logits are float32: a difference of 1e-16 before may round one of them to its neighbor.
+    assert sum(value**2 for value in differences.values()) ** 0.5 <= 1e-7 * norm
 
 
 def test_without_trees_each_sample_is_a_row(backbone):
