@@ -103,9 +103,8 @@ def record_data(run_folder: Path, sources: Iterable[DataSource], *, accepts_chan
             files[source.key][name] for name in files[source.key] if _has_changed(recorded.media.get(name), media[name])
         ]
         if changed_files:
-            row_changes.append(
-                f"{_count(changed_files, 'media file')} changed ({join_examples(changed_files, separator='; ')})"
-            )
+            count = pluralize(len(changed_files), "media file")
+            row_changes.append(f"{count} changed ({join_examples(changed_files, separator='; ')})")
         if row_changes:
             changes[f"{source.key} ({source.file})"] = row_changes
             if not accepts_changes:
@@ -163,7 +162,9 @@ def _list_row_changes(source: DataSource, old: RowDigests, new: RowDigests) -> l
     new_order = (row_id for row_id in new_rows if row_id in old_rows)
     moved = [by_id[now] for before, now in zip(order, new_order, strict=True) if before != now]
     kinds = ((edited, "edited"), (added, "added"), (missing, "missing"), (moved, "in another place"))
-    return [f"{_count(rows, 'row')} {kind} ({join_examples(rows, separator='; ')})" for rows, kind in kinds if rows]
+    return [
+        f"{pluralize(len(rows), 'row')} {kind} ({join_examples(rows, separator='; ')})" for rows, kind in kinds if rows
+    ]
 
 
 def _decode_rows(digests: RowDigests) -> Iterator[tuple[bytes, bytes]]:
@@ -240,7 +241,3 @@ def _append_rows(recorded: DataDigests, key: str, digests: RowDigests) -> tuple[
 def _append_media(recorded: DataDigests, name: str, digest: MediaDigest) -> tuple[MediaDigest, ...]:
     known = recorded.media.get(name, ())
     return (*known, digest) if _has_changed(known, digest) else (*known[:-1], digest)
-
-
-def _count(items: Sequence[str], noun: str) -> str:
-    return pluralize(len(items), noun)
