@@ -259,6 +259,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_a_thread_frees_its_tensors_before_the_interpreter_may_exit():
     """A thread that frees a tensor during the exit aborts the process (exit code 134)."""
     done = subprocess.run([sys.executable, "-c", THREAD_WITH_TENSORS], capture_output=True, text=True, check=False)

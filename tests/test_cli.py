@@ -349,6 +349,7 @@ def list_parameters():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "parameter", "arguments"), list_parameters())
 def test_no_parameter_is_empty(tmp_path, monkeypatch, words, parameter, arguments):
     """An empty path would mean the current folder."""

@@ -90,6 +90,7 @@ def test_reward(name):
     asyncio.run(check_reward(resolve_reward(name, settings)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(AnswerType))
 def test_answer_type(name):
     if name == AnswerType.MATH:

@@ -187,6 +187,7 @@ def find_undocumented_metrics(names):
     return {name for name in names - {"stage", "step"} if not any(re.fullmatch(one, name) for one in patterns)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_settings_in_the_text_exist(page):
     settings = re.findall(

@@ -188,6 +188,7 @@ def test_benchmarks_examples_and_scripts_import_nothing_private(folder):
     assert not [(path.name, name) for path in paths for name in find_private_imports(path)]
 
 
+@pytest.mark.slow
 def test_contracts_need_the_standard_library_alone():
     for part in ("errors", "ledger", "types"):
         outside = (

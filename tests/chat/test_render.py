@@ -139,6 +139,7 @@ def test_spelled_special_tokens_stay_text(renderer, folder, text, role):
     assert text in renderer.decode(segment.tokens)
 
 
+@pytest.mark.slow
 @relaxed
 @given(text=TRICKY)
 def test_encode_gives_structural_tags_but_no_other_special_tokens(renderer, text):

@@ -287,6 +287,7 @@ def test_a_usable_server_passes(tmp_path, model, dataset_folder, renderer):
     assert not served.bodies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "error_type", "key", "setting"),
     [

@@ -71,6 +71,7 @@ MODES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_shares_ages_and_tokens_are_possible(mode):
     workload = replace(WORKLOAD, **MODES[mode])
@@ -91,6 +92,7 @@ def test_shares_ages_and_tokens_are_possible(mode):
         assert result.max_age <= workload.max_staleness
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["in turns", "barrier", "streaming"])
 def test_faster_or_more_resources_are_never_slower(mode):
     workload = replace(WORKLOAD, **MODES[mode], reply_tokens=LogNormal(mean=80.0), tool_turns=1.0)
@@ -180,6 +182,7 @@ def test_bad_amounts_are_named():
         simulate(replace(WORKLOAD, max_staleness=2), COSTS, CLUSTER, num_steps=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_more_servers_than_are_used_change_nothing_but_their_idle_share(mode):
     """The simulation creates servers as they are used; before, it searched all of them at each request."""
@@ -213,6 +216,7 @@ def test_a_request_goes_to_the_first_of_the_servers_with_the_fewest():
 USUAL = PlanAssumptions(reply_tokens=64, calls_per_turn=1)
 
 
+@pytest.mark.slow
 def test_recipes_are_simulated_only_where_they_fit():
     planner = ClusterPlanner(load_recipe("paravt/para_grpo"), USUAL, num_steps=2)
     for num_gpus in (1, 2):  # a trainer and a server, or a trainer that is too small
@@ -236,6 +240,7 @@ def test_a_run_without_costs_is_refused(tmp_path):
         measure_run(tmp_path, 1)
 
 
+@pytest.mark.slow
 def test_check_prints_the_simulation_for_gpus_alone():
     options = ("--reply-tokens", 64, "--calls-per-turn", 1)
     assert "Simulated RL steps" in good("recipes", "check", "paravt/para_grpo", "--gpus", 8, "--servers", 2, *options)
@@ -245,6 +250,7 @@ def test_check_prints_the_simulation_for_gpus_alone():
     assert "--servers=2" in bad("recipes", "check", "paravt/para_grpo", *local)
 
 
+@pytest.mark.slow
 def test_clusters_beyond_the_used_servers_are_not_simulated_again(monkeypatch):
     simulated, recipe = [], load_recipe("paravt/para_grpo", ["rl.prompts_per_step=2"])
 
@@ -293,6 +299,7 @@ def test_assumptions_that_the_plan_replaces_are_named():
     ).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [

@@ -46,6 +46,7 @@ def test_targets_and_numbers_are_no_wording():
     assert set(compute_wording_baselines(tasks).values()) == {12 / 16}
 
 
+@pytest.mark.slow
 def test_the_best_constant_span():
     """Against a search over all pairs of bounds, which thousands of spans make slow."""
     spans = [(float(n % 7), float(n % 7 + 2 + n % 3)) for n in range(40)]

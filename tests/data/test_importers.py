@@ -574,6 +574,7 @@ def run_import(files, target, *, stop=None, identity="plain", **options):
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 @pytest.mark.parametrize("stop", [1, 7, 8, 9, 30, 51, 52, 60, 92])
 def test_interrupted_import_resumes_to_the_same_file(many, tmp_path, stop, ending):

@@ -48,6 +48,7 @@ def test_iterating_reads_each_dataset_once():
     assert (first.reads, second.reads) == (1, 1)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 6)), min_size=1, max_size=4),

@@ -126,6 +126,7 @@ def read_card(pixels):
     return color, symbol_class, symbol
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 def test_every_image_matches_its_labels(small, split):
     for name, (_, scene) in ImageDataset.read_labels(small, split).items():
@@ -274,6 +275,7 @@ def test_constant_baseline_of_boxes_by_hand():
     assert compute_constant_baselines(pixels)["where"] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_constant_baseline_of_many_boxes_is_fast():
     rng = random.Random(0)
     boxes = [(x := rng.random() / 2, y := rng.random() / 2, x + 0.3, y + 0.3) for _ in range(1000)]
@@ -431,6 +433,7 @@ def test_no_two_images_have_the_same_cards():
         ImageDataset(SyntheticConfig(media="image", train=2000, image=config), seed=0).sample_contents()
 
 
+@pytest.mark.slow
 def test_interrupted_generation_resumes(small, tmp_path):
     def interrupt(split, done, total):
         if split == "validation":
@@ -487,6 +490,7 @@ def test_settings_of_the_other_media_kind_are_errors(overrides, key, value):
         load_recipe("tiny/base", overrides)
 
 
+@pytest.mark.slow
 def test_recipe_generates_an_image_dataset(tmp_path):
     sizes = ["synthetic.media=image", "synthetic.train=3", "synthetic.validation=1", "synthetic.test=1"]
     progress = []

@@ -167,6 +167,7 @@ def test_the_same_seed_gives_the_same_files(tmp_path):
     assert (tmp_path / "a/test/clips/00000.mp4").read_bytes() != (tmp_path / "c/test/clips/00000.mp4").read_bytes()
 
 
+@pytest.mark.slow
 def test_contact_sheets(dataset, tmp_path):
     draw_contact_sheet(dataset[1], tmp_path / "contact_sheet.png")
     assert image.read_image(str(tmp_path / "contact_sheet.png")).height > 400

@@ -609,6 +609,7 @@ def test_three_files_are_assigned_whole_and_copies_count_once(haystack, tmp_path
     assert [copies[split][0].share_range for split in SPLITS] == [SPLIT_RANGES[split] for split in SPLITS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fps", [4.0, 7.3, 24.0])
 def test_parts_of_a_file_share_no_frame(haystack, fps):
     """Frame numbers are compared, for any seed and frame rate."""
@@ -687,6 +688,7 @@ def test_find_overlaps_by_hand():
     )
 
 
+@pytest.mark.slow
 def test_changed_haystack_is_another_dataset(haystack, tmp_path):
     few = tmp_path / "few"
     few.mkdir()
@@ -714,6 +716,7 @@ def test_demonstrations_have_the_given_frame_budgets(tmp_path):
         generate_dataset(tmp_path / "w", config, seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("frame_budgets", "expected"), [((8, 64), {8, 64}), ((), {4, 8, 16, 32})])
 def test_recipe_generates_demonstrations_for_its_frame_budgets(tmp_path, frame_budgets, expected):
     settings = [

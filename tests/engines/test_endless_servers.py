@@ -31,6 +31,7 @@ def endless_url(request):
         yield f"http://127.0.0.1:{port}"
 
 
+@pytest.mark.slow
 def test_a_list_of_models_has_a_limit_of_its_own(endless_url, monkeypatch):
     monkeypatch.setattr(openai_client, "_LIST_TIMEOUT", 0.3)
     client = OpenAIClient(base_url=endless_url, timeout=3600.0, max_retries=9)
@@ -49,6 +50,7 @@ def test_retries_of_a_list_of_models_share_its_limit(monkeypatch):
             asyncio.run(client.list_models())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", [vllm_api, sglang_api])
 @pytest.mark.parametrize(("module", "limit"), [(server, "_METADATA_TIMEOUT"), (handshake, "_PROBE_TIMEOUT")])
 def test_a_probe_of_servers_has_limits(endless_url, monkeypatch, api, module, limit):
@@ -62,5 +64,6 @@ def test_a_probe_of_servers_has_limits(endless_url, monkeypatch, api, module, li
         assert "within 0.3 seconds" in str(results[url])
 
 
+@pytest.mark.slow
 def test_a_fetch_ends_in_time(endless_url):
     assert fetch(f"{endless_url}/health", timeout=0.3) is None

@@ -92,6 +92,7 @@ def measure_failure(served, **settings):
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [200, 400, 500])
 def test_a_response_without_end_is_not_read_to_its_end(status):
     with server(lambda *_: (BLOCK for _ in range(MANY)), status=status) as served:

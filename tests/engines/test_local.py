@@ -142,6 +142,7 @@ def test_sampling_is_seeded_and_greedy_ignores_seeds(backbone):
     assert x.tokens == y.tokens
 
 
+@pytest.mark.slow
 def test_a_group_is_prefilled_once_and_turns_reuse_the_prefix_cache(backbone, monkeypatch):
     forwarded: list[int] = []
     hidden = backbone.compute_hidden_states
@@ -287,6 +288,7 @@ def test_sampling_does_not_disable_gradients_and_sync_weights_ignores_cancelled_
     assert run(backbone, body)
 
 
+@pytest.mark.slow
 def test_new_weights_clear_the_caches(backbone):
     ledger = prompt(backbone, 6)
     state = {name: value.clone() for name, value in backbone.model.state_dict().items()}
@@ -315,6 +317,7 @@ def test_contract(backbone):
     run(backbone, body)
 
 
+@pytest.mark.slow
 def test_logits_that_are_nan_end_their_own_reply(backbone, monkeypatch):
     """A later request gets the failed one's row of the KV cache, whose keys and values are NaN from then on."""
     compute_logits, num_calls = backbone.compute_logits, 0
@@ -379,6 +382,7 @@ def test_fused_passes_equal_those_of_the_modules(backbone, lora_rank):
         assert np.abs(np.array(fused.logprobs()) - np.array(plain.logprobs())).max() <= 1e-6
 
 
+@pytest.mark.slow
 def test_rows_keep_their_own_draws_when_they_outgrow_the_arrays(backbone, monkeypatch):
     """Replies longer than the arrays, whose rows end at different times, equal replies that are sampled alone."""
     monkeypatch.setattr(rows, "_FIRST_WIDTH", 4)
@@ -399,6 +403,7 @@ def test_rows_keep_their_own_draws_when_they_outgrow_the_arrays(backbone, monkey
     assert [completion.tokens for completion in batched] == [completion.tokens for completion in single]
 
 
+@pytest.mark.slow
 def test_nothing_is_prefilled_twice_between_turns(backbone):
     """Each token of a conversation is prefilled once, but for the newest of each reply, which no pass has seen."""
 
@@ -411,6 +416,7 @@ def test_nothing_is_prefilled_twice_between_turns(backbone):
     assert num_prefilled == num_given + 2 * len(ledgers)
 
 
+@pytest.mark.slow
 def test_attention_may_return_its_axes_in_any_order(backbone, monkeypatch):
     """Kernels of GPUs return the tokens before the heads in memory."""
     attend = decoder._attend

@@ -64,6 +64,7 @@ def sample(backbone: Backbone, ledgers: list[Ledger], **settings):
     return [completion.tokens for completion in completions], max(max_rows), engine
 
 
+@pytest.mark.slow
 def test_running_rows_stay_within_kv_cache_tokens(backbone):
     ledgers = prompts(backbone, 6)
     free, max_rows, engine = sample(backbone, ledgers)

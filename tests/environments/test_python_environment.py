@@ -129,6 +129,7 @@ def test_of_a_video_the_prompt_holds_the_facts_and_code_looks_on_demand(renderer
     assert "<image_clue_1>" in decode_tool_result(renderer, episode)
 
 
+@pytest.mark.slow
 def test_an_overviews_frames_have_names_and_are_variables(renderer, files):
     look = block("print(image_clue_0.size, image_clue_3.size, len(video_clue_0)); image_clue_3.show()")
     episode = run(renderer, task(files, "clip.mp4"), look, ANSWER, frame_budget=3, video_in_prompt=True)

@@ -333,6 +333,7 @@ def test_prompts_may_have_images_or_text_alone(renderer, mode):
     assert run(renderer, task, mode, answer).answer == "red"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_mode_keeps_the_contract_of_agents(renderer, mode):
     asyncio.run(

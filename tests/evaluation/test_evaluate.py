@@ -101,6 +101,7 @@ def test_rerun_returns_stored_results(renderer, tmp_path):
     assert engine.asked == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lives", [1, 5, 9])
 def test_killed_evaluation_resumes(renderer, tmp_path, lives):
     complete = run(renderer, tmp_path / "whole.jsonl", num_samples=2)

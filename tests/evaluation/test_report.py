@@ -141,6 +141,7 @@ def test_evaluations_of_a_run_are_read_by_name(tmp_path):
     assert str(tmp_path / "evaluations" / "w-0.mp4") in media  # resolved relative to the file
 
 
+@pytest.mark.slow
 def test_evaluations_are_ordered_by_what_they_evaluated_not_by_the_times_of_their_files(tmp_path):
     recorded = {"z": "", "b": "sft/step-000010", "a": "rl/step-000020", "c": "rl/step-000100", "d": "model"}
     named = ["after_rl_greedy", "after_sft_greedy", "test_rl_step-000020", "world"]  # files of earlier versions

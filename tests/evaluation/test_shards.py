@@ -89,6 +89,7 @@ def shard(renderer, folder, text, **more):
     return run(renderer, path, subset=part, root=folder, **{"num_samples": 2, **more})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"shuffle_options": True}, {"num_tasks": 5}])
 def test_merged_shards_equal_a_single_evaluation(renderer, tmp_path, options):
     folders = [tmp_path / name for name in "abc"]

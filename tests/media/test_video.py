@@ -92,6 +92,7 @@ def test_every_format_gives_the_frame_shown_at_a_time(name, tmp_path, monkeypatc
             assert number == find_shown_frame(video_index.times, time), f"{time} s of {name}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["b_frames.mp4", "stream.ts", "hevc.mkv", "mpeg4.avi"])
 def test_a_frame_is_found_by_its_time_and_its_rounded_time(name, tmp_path):
     path = make_or_skip(tmp_path / name, **{**KINDS[name], "rate": 30})

@@ -66,6 +66,7 @@ def draw_tensors(B, T, *, heads, dtype, generator):
     return [tensor.requires_grad_() for tensor in tensors]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(rows=st.lists(ROWS, min_size=1, max_size=3).filter(lambda rows: any(sum(map(sum, row)) for row in rows)),

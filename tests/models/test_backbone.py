@@ -132,6 +132,7 @@ def test_activation_checkpointing_changes_only_memory(folder, monkeypatch):
     assert len(calls) == layers * len(batches_of(checkpointed))
 
 
+@pytest.mark.slow
 def test_an_engine_samples_the_same_with_checkpointing(folder):
     assert sample(load_backbone(folder, activation_checkpointing=True)) == sample(load_backbone(folder))
 
@@ -176,6 +177,7 @@ def test_deepstack_features_are_those_of_every_version_of_transformers(tmp_path,
         assert all(map(torch.equal, before.deepstack, after.deepstack))
 
 
+@pytest.mark.slow
 def test_a_model_in_memory_replaces_the_folders_weights(folder):
     plain = load_backbone(folder)
     assert torch.equal(logprobs(Backbone(plain.settings, plain.model)), logprobs(load_backbone(folder)))
@@ -193,6 +195,7 @@ def copy_with_weights(folder, copy, change) -> str:
     return copy
 
 
+@pytest.mark.slow
 def test_missing_surplus_and_misshaped_tensors_are_named(folder, tmp_path, caplog):
     """transformers only logs them: it trains from random values where tensors are missing."""
     stored = load_file(f"{folder}/model.safetensors")
@@ -296,6 +299,7 @@ def test_bfloat16_samples_and_learns(folder):
     assert (logprobs(backbone) - before).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 def test_small_updates_are_not_lost_in_bfloat16(folder):
     backbone = load_backbone(folder, dtype="bfloat16")
     before = {name: p.detach().clone() for name, p in backbone.model.named_parameters()}

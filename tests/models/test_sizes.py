@@ -138,6 +138,7 @@ def test_a_frozen_vision_tower_is_counted_exactly(tmp_path, family):
     assert sizes.count_trained_parameters(ModelConfig()) == (sizes.num_parameters, sizes.num_matrix_parameters)
 
 
+@pytest.mark.slow
 def test_adapters_are_counted_exactly(tmp_path):
     pytest.importorskip("peft", reason="peft is missing: pip install peft")
     backbone = Backbone(ModelConfig(path=make(tmp_path, "qwen3_vl"), lora_rank=4))

@@ -48,6 +48,7 @@ def test_plots_without_values_are_none():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["<script>", "$x$ & $y", "_hidden", "a b"])
 def test_any_label_is_valid(name):
     points = (

@@ -123,6 +123,7 @@ def test_bars_are_grouped_by_method():
     assert svg.count(">0.50</text>") == 5
 
 
+@pytest.mark.slow
 def test_series_differ_without_colors():
     svg = plot_panel(BY_TITLE["Reward and its parts"], [{"reward/a": 1.0, "reward/b": 2.0}] * 3).decode()
     assert svg.count("stroke-dasharray") >= 1

@@ -169,6 +169,7 @@ def refuse(get, path, method, name, value):
     assert len(message) < 400
 
 
+@pytest.mark.slow
 def test_parameters_out_of_range_are_refused_by_every_route(library, questions):
     get = build_get(library, questions)
     routes = list_routes(get.app)
@@ -326,6 +327,7 @@ def test_values_of_another_version_never_break_a_route(damaged, case):
     require_answers(damaged)
 
 
+@pytest.mark.slow
 def test_tables_and_advantages_of_another_version_say_why_they_are_missing(damaged):
     recipe = damaged / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("rl:", "rl:\n  group_count: 3", 1))

@@ -40,6 +40,7 @@ def judge_answer(url, attempt, **settings):
 # ---- prompts -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "domain"),
     [
@@ -194,6 +195,7 @@ HOSTILE_REPLIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reply", HOSTILE_REPLIES.values(), ids=HOSTILE_REPLIES)
 @pytest.mark.parametrize("source", ["geo3k", "zebra_cot"])
 def test_a_hostile_judge_gives_no_reward(reply, source, tmp_path):

@@ -96,6 +96,7 @@ def test_equal_formulas(reward, body, ground_truth):
     assert grade_formula(reward, body, ground_truth) == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "ground_truth"),
     [

@@ -319,6 +319,7 @@ def test_the_status_of_no_cluster_is_one_sentence():
     fail(RunError, "cluster", "status", "--address", "127.0.0.1:1", key="--address", value="127.0.0.1:1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("start", "drip"), [(b"", b""), (b"", b"\0"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"")])
 def test_another_program_at_the_address_of_a_cluster_is_no_cluster(monkeypatch, start, drip):
     pytest.importorskip("ray", reason="the package ray is not installed: scripts/bootstrap --dev")

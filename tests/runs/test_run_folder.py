@@ -114,6 +114,7 @@ RESUMABLE += [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", RESUMABLE)
 def test_resumable_keys_may_change_on_resume(run, setting):
     assert (

@@ -27,6 +27,7 @@ def clip(tmp_path_factory):
 # ---- state and text ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cells", "text"),
     [

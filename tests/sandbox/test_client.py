@@ -620,6 +620,7 @@ def test_sandboxes_wait_for_descriptors_that_others_hold():
     assert run_script(ROOM).split() == ["True", "64"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["64", "256"])
 def test_a_low_limit_of_open_files_is_named(limit):
     assert run_script(FEW, limit).split() == ["RLIMIT_NOFILE", limit]

@@ -78,6 +78,7 @@ def test_noise_is_a_valid_header_or_raises_protocol_error(noise):
     assert header.payload_size <= max(MAX_ERROR_BYTES, 3 * LIMITS.max_image_pixels, 4 * 4096)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 255), *[st.integers(0, 2**32 - 1)] * 4)
 def test_headers_round_trip(kind, a, b, c, size):
     header = Header(kind, a, b, c, size)

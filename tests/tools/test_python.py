@@ -90,6 +90,7 @@ def test_calls_of_one_turn_run_in_order(renderer):
     assert [result.text for result, _ in asyncio.run(body())] == ["", "[0]", "[0, 1]", "[0, 1, 2]", "[0, 1, 2, 3]"]
 
 
+@pytest.mark.slow
 def test_image_files_have_their_full_size(renderer, tmp_path):
     Image.new("RGB", (1000, 500), "lime").save(tmp_path / "a.png")
     (result,) = run_cells(

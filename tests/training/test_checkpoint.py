@@ -174,6 +174,7 @@ def test_checkpoints_are_sorted_by_number(tmp_path):
 # ---- kills -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["save_file", "torch.save", "rename"])
 def test_a_kill_while_writing_leaves_the_previous_checkpoint(tmp_path, components, optimizer, monkeypatch, function):
     first = save(tmp_path, 1, components, optimizer)
@@ -275,6 +276,7 @@ def test_a_damaged_checkpoint_raises_with_its_path(workspace, run, tmp_path, fil
     assert str(folder / "sft/step-000002") in str(caught.value)
 
 
+@pytest.mark.slow
 def test_one_changed_byte_of_any_file_names_the_file(tmp_path, components, optimizer):
     saved = save(tmp_path, 3, components, optimizer)
     files = [path for path in sorted(saved.folder.rglob("*")) if path.is_file()]
@@ -316,6 +318,7 @@ def test_after_deleting_a_checkpoint_the_run_resumes_from_the_previous_one(works
     assert [line["loss"] for line in lines[:3]] == losses
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_optimizer_raises(workspace, run, tmp_path):
     folder = tmp_path / "sft"
     shutil.copytree(run / "sft", folder)

@@ -167,6 +167,7 @@ def test_logprobs_and_gradients_equal_those_of_a_dense_mask(backbone, changes, m
     assert sum(value**2 for value in differences.values()) ** 0.5 <= 1e-7 * norm
 
 
+@pytest.mark.slow
 def test_without_trees_each_sample_is_a_row(backbone):
     samples, compute_positions = make_samples(backbone), backbone.renderer.compute_position_ids
     shapes = {"compute_positions": compute_positions, "micro_batch_size": 7}
@@ -353,6 +354,7 @@ def split_into_samples(batch):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pack_length", [10**6, 200])  # one row of five trees; many rows
 def test_parts_of_a_micro_batch_train_each_of_its_tokens_once(backbone, pack_length):
     [batch] = pack_small(backbone, pack_length)

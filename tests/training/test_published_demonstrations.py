@@ -186,6 +186,7 @@ def test_paravt_rl_rows_have_their_answers(folder):
     assert {task.extras["system"] for task in (choice, grounding, text)} == {PARAVT_SYSTEM}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("importer", "recipe_name", "rows"), SFT_CASES)
 def test_the_command_reports_counts_and_rows(folder, importer, recipe_name, rows):
     source, target = folder / f"{importer}.jsonl", folder / f"{importer}.demonstrations.jsonl"

@@ -68,6 +68,7 @@ def test_with_lora_only_the_adapters_are_stored(workspace):
         assert are_equal(copy_weights(components), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(), pytest.param(("model.lora_rank=2",), marks=needs_peft)])
 def test_frozen_weights_are_not_stored_and_do_not_change(workspace, tmp_path, overrides):
     """With LoRA only the adapters are trained, with and without the switch."""

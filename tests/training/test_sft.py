@@ -250,6 +250,7 @@ def has_main_conversation(components, samples):
     return any(segment.tokens == think for sample in samples for segment in sample.ledger.segments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("auxiliary_fraction", "auxiliary_warmup", "expected"),
     [(0, 0.5, [0, 0, 1, 1]), (0, 0, [1, 1, 1, 1]), (1, 0, [0, 0, 0, 0]), (0, 0.55, [0, 0, 1, 1])],

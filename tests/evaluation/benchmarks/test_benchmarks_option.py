@@ -181,6 +181,7 @@ def test_shards_of_a_benchmark_are_merged_and_reported(run):
     fail(RunError, *merge, "mlvu", key="shards", value="mlvu")
 
 
+@pytest.mark.slow
 def test_user_errors_are_one_line(run):
     folder, copies = run
     words = ["eval", folder, "--benchmark-data", copies]

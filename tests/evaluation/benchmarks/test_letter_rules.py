@@ -249,6 +249,7 @@ def test_wemath_reads_after_the_last_answer(reply, expected, why, tmp_path):
     assert value(*choice_task("wemath", tmp_path), reply, "strict") == expected, why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reply", "expected", "why"),
     [
@@ -281,6 +282,7 @@ def test_longvideobench_random_fallback(tmp_path):
     assert first.extracted in "ABCD"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "reply",
     [

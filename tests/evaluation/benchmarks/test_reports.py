@@ -21,6 +21,7 @@ def report_replies(benchmark, tasks, get_reply, extractor="strict"):
     return build_plain_result(benchmark, grade(benchmark, tasks, answers, scoring=extractor), scoring=extractor)
 
 
+@pytest.mark.slow
 def test_failures_stay_in_the_denominator(tmp_path):
     benchmark, tasks = tasks_of("videomme", tmp_path)
     broken = {task.id for task in tasks[:300]}

@@ -130,6 +130,7 @@ def test_direct_traces_are_a_matter_of_the_start(seed_folder):
     assert counts[1.0] > 4
 
 
+@pytest.mark.slow
 def test_demonstrations_of_other_tasks_are_those_of_the_dataset_rewritten(tmp_path):
     recipe = Ablation.from_spec("claims").build_initial_checkpoint_recipe("unclosed_think")
     config = recipe.synthetic.model_copy(update={"train": 6, "validation": 1, "test": 1})
