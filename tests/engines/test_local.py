@@ -10,7 +10,7 @@ import torch
 from error_cases import raises
 
 from saccade.config.schema import ModelConfig
-from saccade.engines._local import decoder, rows
+from saccade.engines._local import decoder, kv_cache, rows
 from saccade.engines.local import Local
 from saccade.errors import BrokenEngineError, EngineError, MediaError
 from saccade.ledger import ImageRef, Ledger
@@ -357,18 +357,27 @@ def test_a_weight_that_is_nan_stops_the_run(backbone):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lora_rank", [0, 4])
-def test_fused_passes_equal_those_of_the_modules(backbone, lora_rank):
-    """Rows of different lengths, a group with one prompt, further turns: the same tokens, logprobs up to rounding."""
-    if lora_rank:
-        backbone = Backbone(backbone.settings.model_copy(update={"lora_rank": lora_rank}))
-        with torch.no_grad():
-            for name, weight in backbone.model.named_parameters():
-                if "lora_B" in name:
-                    weight.normal_(std=0.05)
+def test_fused_passes_equal_those_of_the_modules(backbone, lora_rank, monkeypatch):
+    """Rows of different lengths, groups with one prompt, further turns: the same tokens, logprobs up to rounding."""
+    backbone = Backbone(backbone.settings.model_copy(update={"lora_rank": lora_rank}))
+    with torch.no_grad():
+        for name, weight in backbone.model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.05)
+            elif "norm" in name or name.endswith(".bias"):  # ones and zeros at first
+                weight.add_(torch.rand_like(weight) - 0.5)
+    monkeypatch.setattr(kv_cache, "_MIN_SAVED_POSITIONS", 1)
+    runs = []
+    monkeypatch.setattr(rows, "find_runs", lambda prefixes: runs.append(kv_cache.find_runs(prefixes)) or runs[-1])
 
     async def sample(engine):
-        numbers = (0, 1, 1, 2)
-        conversations = [converse(engine, backbone, number, turns=2, max_tokens=12) for number in numbers]
+        numbers = (0, 1, 1, 1, 2, 3, 4, 4)
+        conversations = [
+            converse(
+                engine, backbone, number, turns=1 + index % 2, max_tokens=12 + index, temperature=0.6 + 0.2 * index
+            )
+            for index, number in enumerate(numbers)
+        ]
         return await asyncio.gather(*conversations)
 
     async def sample_with_modules(engine):
@@ -380,6 +389,8 @@ def test_fused_passes_equal_those_of_the_modules(backbone, lora_rank):
         assert fused.prompt_ids() == plain.prompt_ids()
         assert fused.sampled_tokens() == plain.sampled_tokens()
         assert np.abs(np.array(fused.logprobs()) - np.array(plain.logprobs())).max() <= 1e-6
+    first, second = (len(prompt(backbone, number)) for number in (1, 4))
+    assert runs[0] == ((0, 1, 0), (1, 4, first), (4, 6, 0), (6, 8, second))
 
 
 @pytest.mark.slow

@@ -236,7 +236,8 @@ class Local:
             return
         started = time.perf_counter()
         count, device = len(self._rows), self._backbone.device
-        self._kv_cache.prepare(count, 1, self._rows.max_length - 1, is_even=self._rows.are_even)
+        rows = self._rows
+        self._kv_cache.prepare(count, 1, rows.max_length - 1, is_even=rows.are_even, runs=rows.runs)
         ids, positions = (torch.from_numpy(values).to(device) for values in self._rows.get_newest())
         if self._decoder is not None:
             hidden = self._decoder.forward(ids, positions, self._kv_cache)

@@ -3,6 +3,8 @@
     x ── norm ── q k v in one product ── norm, rotate ── KV cache ── attention ── o, + x
       ── norm ── gate and up in one product ── silu ── down, + x                 (once per layer)
 
+On a CPU, rows with one prompt read its keys and values once, for the queries of all of them.
+
 Modules of transformers spend most of a small step between operations: a layer has seven products and about forty calls.
 Results are those of the modules up to rounding. Models of other architectures are sampled by calling their modules.
 
@@ -15,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
+from torch.linalg import vector_norm
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
-from saccade.engines._local.kv_cache import KVCache
+from saccade.engines._local.kv_cache import KVCache, RowRun
 
 # Their layers have the fields that `_Layer` reads. FSDP renames the class of a sharded layer, which calls its modules.
 _LAYER_TYPES = frozenset({"Qwen3VLTextDecoderLayer", "Qwen2_5_VLDecoderLayer"})
@@ -125,27 +128,38 @@ class _Layer:
         qk = (qk * cos).add_(qk.roll(dim // 2, dims=-1).mul_(sin))
         keys, values = cache.write(index, qk[:, num_heads:, None], value[:, :, None])
         query = qk[:, :num_heads].reshape(num_rows, num_kv_heads, -1, dim)
-        attended = _attend(query, keys, values, mask, self._scaling)
+        attended = _attend(query, keys, values, mask, self._scaling, cache.runs)
         x_BD = self._output.add_to(x_BD, attended.reshape(num_rows, -1))
         gate, up = self._gate_up.apply(self._mlp_norm.apply(x_BD)).chunk(2, dim=-1)
         return self._down.add_to(x_BD, self._activate(gate).mul_(up))
 
 
 class _Norm:
-    """One RMSNorm, or one per head: in float32, torch's is that of transformers, operation by operation."""
+    """One RMSNorm, or one per head, computed as x / hypot(|x|, √(D ε)) * √D weight on a CPU in float32.
+
+    There torch's has no kernel of its own, but seven operations; elsewhere it is that of transformers.
+    """
 
     def __init__(self, modules: Sequence[Any]) -> None:
         self._modules, self._epsilon = modules, modules[0].variance_epsilon
         self._is_per_head = len(modules) > 1
+        self._floor: Tensor | None = None
         self.weight: Tensor | None = None
 
     def load_weights(self) -> None:
         weights = [module.weight for module in self._modules]
         self.weight = torch.stack(weights) if self._is_per_head else weights[0]
+        self._floor = None
+        if _has_cpu_kernels(self.weight):
+            dim = self.weight.shape[-1]
+            self._floor = self.weight.new_tensor(dim * self._epsilon).sqrt()
+            self.weight = self.weight * dim**0.5
 
     def apply(self, x: Tensor) -> Tensor:
+        assert self.weight is not None  # loaded before a pass
+        if self._floor is not None:
+            return x.div(vector_norm(x, dim=-1, keepdim=True).hypot_(self._floor)).mul_(self.weight)
         if self._is_per_head:
-            assert self.weight is not None  # loaded before a pass
             return rms_norm(x, x.shape[-1:], None, self._epsilon).mul_(self.weight)
         return rms_norm(x, x.shape[-1:], self.weight, self._epsilon)
 
@@ -163,26 +177,61 @@ class _Product:
     def load_weights(self) -> None:
         if self._is_copied:
             linears: list[Any] = list(self._modules)
-            self.weight = torch.cat([module.weight for module in linears])
+            # Transposed in memory: products of a few rows then take half the time on a CPU.
+            self.weight = torch.cat([module.weight for module in linears]).t().contiguous()
             self._bias = None if linears[0].bias is None else torch.cat([module.bias for module in linears])
 
     def apply(self, x: Tensor) -> Tensor:
         if self.weight is not None:
-            return linear(x, self.weight, self._bias)
+            return x.mm(self.weight) if self._bias is None else torch.addmm(self._bias, x, self.weight)
         return torch.cat([module(x) for module in self._modules], dim=-1)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         if self.weight is not None and self._bias is None:
-            return torch.addmm(residual, x, self.weight.t())
+            return torch.addmm(residual, x, self.weight)
         return residual + self.apply(x)
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+def _has_cpu_kernels(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.dtype == torch.float32
+
+
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, runs: Sequence[RowRun]
+) -> Tensor:
     """Attend to cached positions: query [B, H, queries, d], keys and values [B, H, S, d], mask [B, 1, 1, S]."""
-    if query.device.type != "cpu" or query.dtype != torch.float32:
+    if not _has_cpu_kernels(query):
         return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
+    query = query * scaling
+    parts = []
+    for run in runs:
+        rows = slice(run.start, run.stop)
+        attend_rows = _attend_shared if run.shared_length else _attend_separate
+        run_mask = None if mask is None else mask[rows]
+        parts.append(attend_rows(query[rows], keys[rows], values[rows], run_mask, run.shared_length))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _attend_separate(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, _: int) -> Tensor:
     # A few queries per row are tiny products, for which torch's kernels take three times as long as numpy's.
-    scores = torch.from_numpy(np.matmul((query * scaling).numpy(), keys.numpy().swapaxes(-1, -2)))
+    scores = torch.from_numpy(np.matmul(query.numpy(), keys.numpy().swapaxes(-1, -2)))
     if mask is not None:
         scores.add_(mask)
     return torch.from_numpy(np.matmul(scores.softmax(dim=-1).numpy(), values.numpy()))
+
+
+def _attend_shared(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, shared: int) -> Tensor:
+    """Read the first `shared` positions, which are the same in all rows, once: from the first row, for all queries."""
+    num_rows, num_kv_heads, num_queries, dim = query.shape
+    folded = query.transpose(0, 1).reshape(num_kv_heads, -1, dim)
+    scores = query.new_empty(num_kv_heads, num_rows, num_queries, keys.shape[2])
+    torch.bmm(folded, keys[0, :, :shared].transpose(1, 2), out=scores.flatten(1, 2)[..., :shared])
+    own = scores.transpose(0, 1)[..., shared:]
+    np.matmul(query.numpy(), keys[:, :, shared:].numpy().swapaxes(-1, -2), out=own.numpy())
+    if mask is not None:
+        own.add_(mask[..., shared:])
+    weights = scores.softmax(dim=-1)
+    out = torch.bmm(weights.flatten(1, 2)[..., :shared], values[0, :, :shared])
+    own_weights = weights.transpose(0, 1)[..., shared:]
+    own_out = torch.from_numpy(np.matmul(own_weights.numpy(), values[:, :, shared:].numpy()))
+    return own_out.add_(out.view(num_kv_heads, num_rows, num_queries, dim).transpose(0, 1))

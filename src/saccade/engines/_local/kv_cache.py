@@ -5,13 +5,48 @@ running rows. The prefix cache stores finished parts of a conversation as blocks
 common prefix share its blocks.
 """
 
+import itertools
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class RowRun(NamedTuple):
+    """Rows [start, stop), in which the first `shared_length` positions hold the same keys and values."""
+
+    start: int
+    stop: int
+    shared_length: int
+
+
+_MIN_SAVED_POSITIONS = 1024  # that a run of rows needn't read, so that it is computed on its own
+
+
+def find_runs(prefixes: Sequence["CachedPrefix"]) -> tuple[RowRun, ...]:
+    """Split rows into runs: consecutive rows whose prefixes begin with the same blocks, and the others.
+
+    Where sharing would save little, rows are in one run with the next ones.
+    """
+    runs: list[RowRun] = []
+    for _, group in itertools.groupby(range(len(prefixes)), key=lambda row: id(next(iter(prefixes[row].blocks), None))):
+        rows = list(group)
+        common = itertools.takewhile(
+            lambda blocks: all(block is blocks[0] for block in blocks),
+            zip(*(prefixes[row].blocks for row in rows), strict=False),
+        )
+        shared_length = sum(blocks[0].shape[3] for blocks in common)
+        if (len(rows) - 1) * shared_length < _MIN_SAVED_POSITIONS:
+            shared_length = 0
+        if runs and not shared_length and not runs[-1].shared_length:
+            runs[-1] = runs[-1]._replace(stop=rows[-1] + 1)
+        else:
+            runs.append(RowRun(rows[0], rows[-1] + 1, shared_length))
+    return tuple(runs)
 
 
 class KVCache:
@@ -32,6 +67,7 @@ class KVCache:
         self.num_rows = 0
         self.key_length = 0
         self._is_even = False
+        self.runs: Sequence[RowRun] = ()
         self._write_positions = self.lengths[:, None]
         self._write_indices = self.lengths
 
@@ -85,11 +121,21 @@ class KVCache:
         """Copy positions [start, stop) of a row: [L, 2, H, n, D]."""
         return self.data[:, :, row, :, start:stop].clone()
 
-    def prepare(self, num_rows: int, num_new_tokens: int, max_length: int, *, is_even: bool = False) -> None:
+    def prepare(
+        self,
+        num_rows: int,
+        num_new_tokens: int,
+        max_length: int,
+        *,
+        is_even: bool = False,
+        runs: Sequence[RowRun] = (),
+    ) -> None:
         """Prepare a forward pass over the first `num_rows` rows with `num_new_tokens` new positions each.
 
-        `max_length` is the largest length of these rows before the pass, and of all of them if `is_even`.
+        `max_length` is the largest length of these rows before the pass, and of all of them if `is_even`. `runs` are
+        all of these rows; by default they share nothing.
         """
+        self.runs = runs or (RowRun(0, num_rows, 0),)
         self.num_rows, self.key_length, self._is_even = num_rows, max_length + num_new_tokens, is_even
         self.reserve(num_rows, self.key_length)
         device = self.lengths.device

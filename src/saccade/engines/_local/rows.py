@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from saccade.engines._local.kv_cache import NO_PREFIX, CachedPrefix
+from saccade.engines._local.kv_cache import NO_PREFIX, CachedPrefix, RowRun, find_runs
 from saccade.ledger import ImageRef, Ledger
 from saccade.types import Completion, SamplingParams
 
@@ -54,6 +54,7 @@ class Rows:
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
+        self._runs: Sequence[RowRun] = ()  # empty when rows have been added or removed
         self._rows = np.zeros(0, _ROW)
         self._tokens = np.zeros((0, _FIRST_WIDTH), _TOKEN)
         self._stop_ids = np.full((0, 1), _NO_STOP_ID)
@@ -74,6 +75,12 @@ class Rows:
         lengths = rows["prefix"] + rows["num_sampled"]
         return bool((lengths == lengths[0]).all())
 
+    @property
+    def runs(self) -> Sequence[RowRun]:
+        """Return the rows in runs with a common beginning."""
+        self._runs = self._runs or find_runs([request.prefix for request in self.requests])
+        return self._runs
+
     def add(self, requests: Sequence[Request]) -> None:
         """Append rows for requests whose prefixes are known."""
         first, num_rows = len(self), len(self) + len(requests)
@@ -89,6 +96,7 @@ class Rows:
             self._stop_ids[row, : len(sampling.stop_ids)] = sampling.stop_ids
             self._tokens["uniform"][row] = request.random.random(self._tokens.shape[1])
         self.requests += requests
+        self._runs = ()
 
     def remove(self, row: int) -> None:
         """Remove a row; the last row takes its place."""
@@ -98,6 +106,7 @@ class Rows:
                 array[row] = array[last]
             self.requests[row] = self.requests[last]
         self.requests.pop()
+        self._runs = ()
 
     def get_newest(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the newest token of each row and its position; the next one follows it."""
