@@ -226,12 +226,12 @@ def _attend_shared(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | N
     folded = query.transpose(0, 1).reshape(num_kv_heads, -1, dim)
     scores = query.new_empty(num_kv_heads, num_rows, num_queries, keys.shape[2])
     torch.bmm(folded, keys[0, :, :shared].transpose(1, 2), out=scores.flatten(1, 2)[..., :shared])
-    own = scores.transpose(0, 1)[..., shared:]
-    np.matmul(query.numpy(), keys[:, :, shared:].numpy().swapaxes(-1, -2), out=own.numpy())
+    tail = scores.transpose(0, 1)[..., shared:]
+    np.matmul(query.numpy(), keys[:, :, shared:].numpy().swapaxes(-1, -2), out=tail.numpy())
     if mask is not None:
-        own.add_(mask[..., shared:])
+        tail.add_(mask[..., shared:])
     weights = scores.softmax(dim=-1)
     out = torch.bmm(weights.flatten(1, 2)[..., :shared], values[0, :, :shared])
-    own_weights = weights.transpose(0, 1)[..., shared:]
-    own_out = torch.from_numpy(np.matmul(own_weights.numpy(), values[:, :, shared:].numpy()))
-    return own_out.add_(out.view(num_kv_heads, num_rows, num_queries, dim).transpose(0, 1))
+    tail_weights = weights.transpose(0, 1)[..., shared:]
+    attended = torch.from_numpy(np.matmul(tail_weights.numpy(), values[:, :, shared:].numpy()))
+    return attended.add_(out.view(num_kv_heads, num_rows, num_queries, dim).transpose(0, 1))
