@@ -32,6 +32,7 @@ from saccade.engines._local.rows import Request, Rows
 from saccade.errors import BrokenEngineError, EngineError, MediaError, SaccadeError, convert_errors
 from saccade.media.cache import LRUCache
 from saccade.models import checkpoint_io
+from saccade.models.attention import AttentionSpan, PackedTrees
 from saccade.models.backbone import Backbone
 from saccade.models.policy import VisionFeatures, compute_logprobs
 from saccade.protocols import MediaLoader, WeightSource
@@ -393,8 +394,14 @@ class Local:
             scratch.load_row(row, request.prefix.blocks)
         scratch.prepare(len(batch), width, max(starts))
         features = self._gather_features(batch, pixels)
+        visible: Tensor | PackedTrees
+        if device.type == "cpu" and not any(starts):
+            # Without a mask, the kernel skips the keys after each query.
+            visible = PackedTrees([AttentionSpan(row, 0, len(new)) for row, new in enumerate(new_ids)])
+        else:
+            visible = scratch.build_mask()
         hidden = self._backbone.compute_hidden_states(
-            ids.to(device), positions.to(device), scratch.build_mask(), features=features, kv_cache=scratch
+            ids.to(device), positions.to(device), visible, features=features, kv_cache=scratch
         )
         for row, (request, start, new) in enumerate(zip(batch, starts, new_ids, strict=True)):
             blocks = *request.prefix.blocks, scratch.copy_block(row, start, start + len(new))

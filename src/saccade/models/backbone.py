@@ -61,11 +61,11 @@ def attend(
 
     A mask [B, T, S] must be causal in token order, where the T queries are the last of the S positions.
     """
-    if isinstance(visible, PackedTrees):
-        return attend_packed(query, key, value, visible, scaling), None
     if kv_cache is not None:
         layer: Any = module.layer_idx
         key, value = kv_cache.write(layer, key, value)
+    if isinstance(visible, PackedTrees):
+        return attend_packed(query, key, value, visible, scaling), None
     B, heads, T, dim = query.shape
     mask = visible[:, None]
     if T == 1:  # decoding: the heads of a group become its queries, so keys are read once and not repeated

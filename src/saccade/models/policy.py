@@ -170,7 +170,7 @@ class Policy(nn.Module):
     ) -> Tensor:
         """Return the last hidden states [B, T, D]; `features` holds the visual tokens of all rows, in row order.
 
-        `visible` is a mask [B, T, S] over the positions of `kv_cache`, or the trees of packed rows without one.
+        `visible` is a mask [B, T, S] over the positions of `kv_cache`, or the trees of rows that are new as a whole.
         """
         language_model = self.model.model.language_model
         embeds, extra = language_model.embed_tokens(ids_BT), {}
