@@ -21,7 +21,7 @@ from saccade.reporting.episode_view import (
     build_token_pieces,
     group_reply_segments,
 )
-from saccade.reporting.examples import choose_examples, choose_run_examples
+from saccade.reporting.examples import choose_examples, choose_examples_of_runs
 from saccade.reporting.report import Report, render_template
 from saccade.reporting.run_report import (
     build_curves,
@@ -72,7 +72,7 @@ def page(*scored, names=("after SFT", "after RL"), **more):
     )
     answered = more.pop("evaluations", dict.fromkeys(names, scored))
     evaluations = {name: Evaluation(scored=items) for name, items in answered.items()}
-    examples = choose_run_examples(evaluations, weights=more.pop("weights", {}))
+    examples = choose_examples_of_runs({"": evaluations}, {"": ()}, weights={"": more.pop("weights", {})})
     decoders = {"": more.pop("decode", decode)}
     return render_run_page(report, examples, **{"decoders": decoders, "load_pixels": load_pixels, **more})
 

@@ -45,9 +45,14 @@ def escape_markdown(text: Any) -> str:
     return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", plain)
 
 
+def format_interval(value: float, interval: tuple[float, float]) -> str:
+    """Return a number with its interval: 39.80 [37.50, 42.10]."""
+    return f"{value:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+
+
 def format_estimate(estimate: Estimate) -> str:
     """Return a mean with its interval: 0.50 [0.25, 0.75]."""
-    return f"{estimate.mean:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+    return format_interval(estimate.mean, (estimate.low, estimate.high))
 
 
 def format_counts(estimate: Estimate | Difference) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from saccade.engines.sampling_filters import NEUTRAL_VALUES
 from saccade.evaluation.benchmark_result import BenchmarkResult, read_benchmark_results
 from saccade.metrics.statistics import Interval
-from saccade.metrics.tables import Bar, Table
+from saccade.metrics.tables import Bar, Table, format_interval
 from saccade.utils.files import convert_file_errors, write_atomically, write_text
 from saccade.utils.jsonl import write_json
 
@@ -277,8 +277,3 @@ def _find_others(references: References, benchmark_result: BenchmarkResult, metr
 
 def _format_models(scores: Sequence[ReferenceScore]) -> str:
     return "; ".join(f"{score.model} {score.value}" for score in scores) or "–"
-
-
-def format_interval(value: float, interval: Interval) -> str:
-    """Format a number with its interval: 39.80 [37.50, 42.10]."""
-    return f"{value:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"

@@ -10,7 +10,7 @@ from typing import Any
 from saccade.evaluation.compare import Evaluation, compare_evaluations
 from saccade.metrics.tables import Bar, Table, format_counts, format_duration, format_estimate
 from saccade.reporting.episode_view import PixelLoader
-from saccade.reporting.examples import Examples, choose_examples_of_runs, describe_example
+from saccade.reporting.examples import Examples, describe_example
 from saccade.reporting.plots import assign_styles, plot_bars, plot_curves
 from saccade.reporting.report import Plot, Report, ReportSection
 from saccade.reporting.run_report import (
@@ -20,8 +20,6 @@ from saccade.reporting.run_report import (
     collect_metadata,
     compute_step_seconds,
     read_metrics,
-    read_newest_rollouts,
-    read_reward_weights,
 )
 from saccade.reporting.run_summary import RECIPE_FILE, find_recipe_differences
 
@@ -80,13 +78,6 @@ def build_comparison(
     )
 
 
-def read_examples_of_runs(runs: Mapping[str, Path], evaluations: Mapping[str, Mapping[str, Evaluation]]) -> Examples:
-    """Choose the examples of runs: of their evaluations, or else of their newest episodes on disk."""
-    rollouts = {name: [] if evaluations[name] else read_newest_rollouts(folder) for name, folder in runs.items()}
-    weights = {name: read_reward_weights(folder / RECIPE_FILE) for name, folder in runs.items()}
-    return choose_examples_of_runs(evaluations, rollouts, weights=weights)
-
-
 def _build_accuracy(evaluations: Mapping[str, Mapping[str, Evaluation]]) -> ReportSection:
     rows: dict[str, list[tuple[str, ...]]] = {}
     bars: dict[str, dict[str, Bar]] = {}
@@ -134,18 +125,15 @@ def _build_curves(metrics: Mapping[str, Rows]) -> list[ReportSection]:
     for stage, keys in CURVES.items():
         rows = {name: list(own.get(stage, ())) for name, own in metrics.items() if own.get(stage)}
         shown = [key for key in keys if any(key in row for own in rows.values() for row in own)]
+        columns = {"": {name: [own] for name, own in rows.items()}}
         plots = tuple(
-            Plot(title=key.replace("_", " "), draw=functools.partial(_plot, rows, key, styles)) for key in shown
+            Plot(title=key.replace("_", " "), draw=functools.partial(plot_curves, columns, key, styles))
+            for key in shown
         )
         if plots:
             note = "Lines are running means over about a tenth of the steps."
             sections.append(ReportSection(title=STAGE_TITLES[stage], notes=(note,), plots=plots))
     return sections
-
-
-def _plot(rows: Rows, key: str, styles: Mapping[str, Any], *, fmt: Any = "svg") -> bytes | None:
-    columns: dict[str, dict[str, Any]] = {"": {name: [own] for name, own in rows.items()}}
-    return plot_curves(columns, key, styles, fmt=fmt)
 
 
 def build_last_sections(folder: Path) -> tuple[ReportSection, ...]:

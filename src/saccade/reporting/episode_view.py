@@ -93,8 +93,7 @@ class EpisodeViewer:
 
     def build_call(self, call: Call, result: ToolResult | None, children: Sequence[Episode]) -> dict[str, Any]:
         """Return a call, its images, its result and, if a sub-agent answered it, the sub-agent's reply."""
-        index = None if result is None else result.child_index
-        child = children[index] if index is not None and index < len(children) else None
+        child = find_child(result, children)
         images = () if result is None else result.images
         return {
             "text": format_call(call),
@@ -102,7 +101,7 @@ class EpisodeViewer:
             "ok": bool(result and result.ok),
             "seconds": None if result is None else result.seconds,
             "result": "" if result is None else result.error or result.text or ("(an image)" if images else ""),
-            "frames": self._build_frames(images if child is None else list_prompt_images(child)),
+            "frames": self._build_frames(list_call_images(result, children)),
             "child": None if child is None else self._build_child(child),
         }
 
@@ -138,6 +137,20 @@ class EpisodeViewer:
 def list_prompt_images(episode: Episode) -> list[ImageRef]:
     """Return the images of an episode's prompt, in order."""
     return [slot.image for segment in episode.ledger.segments[:1] for slot in segment.slots]
+
+
+def find_child(result: ToolResult | None, children: Sequence[Episode]) -> Episode | None:
+    """Return the episode of the sub-agent that answered a call; None if none did."""
+    index = None if result is None else result.child_index
+    return children[index] if index is not None and index < len(children) else None
+
+
+def list_call_images(result: ToolResult | None, children: Sequence[Episode]) -> list[ImageRef]:
+    """Return the images that a call showed: to its sub-agent, or else in its result."""
+    child = find_child(result, children)
+    if child is not None:
+        return list_prompt_images(child)
+    return [] if result is None else list(result.images)
 
 
 def format_answer(answer: Any) -> str:
@@ -246,9 +259,7 @@ def build_timeline(episode: Episode) -> dict[str, Any] | None:
             span = parse_window(call.arguments)
             if span is None:
                 continue
-            index = None if result is None else result.child_index
-            has_child = index is not None and index < len(episode.children)
-            images = list_prompt_images(episode.children[index or 0]) if has_child else result.images if result else ()
+            images = list_call_images(result, episode.children)
             windows.append(
                 {
                     "start": span[0],

@@ -1,7 +1,7 @@
 """Choose the episodes that a report shows, by one rule for every format, and describe each one as text.
 
-evaluations, newest rollouts ──choose_run_examples──> Example ──describe_example──> ExampleText: Markdown, PDF
-                                                         └──────EpisodeViewer─────> the HTML page, token by token
+evaluations, newest rollouts ──choose_examples_of_runs──> Example ──describe_example──> ExampleText: Markdown, PDF
+                                                             └──────EpisodeViewer─────> the HTML page, token by token
 """
 
 import itertools
@@ -18,8 +18,10 @@ from saccade.metrics.episode_metrics import has_run_tools
 from saccade.metrics.looking import parse_window
 from saccade.reporting.episode_view import (
     PixelLoader,
+    find_child,
     format_answer,
     format_call,
+    list_call_images,
     list_prompt_images,
     pair_calls_with_results,
 )
@@ -74,23 +76,16 @@ def choose_examples(scored: Sequence[ScoredEpisode], count: int) -> list[ScoredE
     return [ranked[1] for round_ in itertools.zip_longest(*groups) for ranked in round_ if ranked is not None][:count]
 
 
-def choose_run_examples(
-    evaluations: Mapping[str, Evaluation],
-    rollouts: Sequence[RolloutRecord] = (),
-    *,
-    weights: Mapping[str, float] | None = None,
-) -> Examples:
-    """Choose the examples of one run: of its last evaluation that used tools, or else of its newest rollouts."""
-    return choose_examples_of_runs({"": evaluations}, {"": rollouts}, weights={"": weights or {}})
-
-
 def choose_examples_of_runs(
     evaluations: Mapping[str, Mapping[str, Evaluation]],
     rollouts: Mapping[str, Sequence[RolloutRecord]],
     *,
     weights: Mapping[str, Mapping[str, float]],
 ) -> Examples:
-    """Choose the examples of runs, as many of each, by the runs' names. In the report of one run its name is ""."""
+    """Choose the examples of runs, as many of each, by the runs' names. In the report of one run its name is "".
+
+    They are those of a run's last evaluation that used tools, or else of its newest rollouts.
+    """
     names = list(evaluations)
     count = max(MIN_EXAMPLES_PER_RUN, NUM_EXAMPLES // max(1, len(names)))
     items, counts = list[Example](), list[str]()
@@ -223,11 +218,9 @@ def _describe_result(result: ToolResult | None, children: Sequence[Episode]) -> 
         return "not run"
     if result.error is not None:
         return f"failed: {result.error}"
-    index, frames = result.child_index, len(result.images)
-    if index is not None and index < len(children):
-        frames = len(list_prompt_images(children[index]))
-        return f"sub-agent, {frames} frames, {result.seconds:.2f} s: {result.text}"
-    return f"{f'{frames} images, ' if frames else ''}{result.seconds:.2f} s: {result.text}"
+    count, is_sub_agent = len(list_call_images(result, children)), find_child(result, children) is not None
+    images = f"sub-agent, {count} frames, " if is_sub_agent else f"{count} images, " if count else ""
+    return f"{images}{result.seconds:.2f} s: {result.text}"
 
 
 def draw_frames(episode: Episode, load_pixels: PixelLoader) -> bytes | None:
@@ -235,8 +228,7 @@ def draw_frames(episode: Episode, load_pixels: PixelLoader) -> bytes | None:
     rows = [("prompt", list_prompt_images(episode))]
     for number, turn in enumerate(episode.turns, 1):
         for index, (_, result) in enumerate(pair_calls_with_results(turn), 1):
-            if result is not None:
-                rows.append((f"call {number}.{index}", _list_result_images(result, episode.children)))
+            rows.append((f"call {number}.{index}", list_call_images(result, episode.children)))
     shown = [(label, _take_evenly(images)) for label, images in rows if images][:NUM_FRAME_ROWS]
     try:
         pixels = [
@@ -246,11 +238,6 @@ def draw_frames(episode: Episode, load_pixels: PixelLoader) -> bytes | None:
     except MediaError:  # a file that was moved
         return None
     return plot_frames(pixels) if pixels else None
-
-
-def _list_result_images(result: ToolResult, children: Sequence[Episode]) -> list[ImageRef]:
-    index = result.child_index
-    return list_prompt_images(children[index]) if index is not None and index < len(children) else list(result.images)
 
 
 def _take_evenly(images: Sequence[ImageRef]) -> list[ImageRef]:

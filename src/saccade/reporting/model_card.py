@@ -13,7 +13,7 @@ from typing import Any
 from saccade.config.schema import Recipe
 from saccade.evaluation.benchmark_result import BenchmarkResult
 from saccade.evaluation.compare import Evaluation, compare_evaluations
-from saccade.metrics.tables import Table
+from saccade.metrics.tables import Table, format_interval
 from saccade.reporting.benchmark_report import READING_GUIDE, build_overview_tables
 from saccade.reporting.evaluation_report import build_tables
 from saccade.reporting.report import Report, ReportSection, format_markdown
@@ -128,5 +128,5 @@ def _build_validation_rows(row: Mapping[str, Any]) -> tuple[tuple[str, ...], ...
     for mode in modes:
         mean, low, high = (float(row[f"{mode}/accuracy{suffix}"]) for suffix in ("", "/low", "/high"))
         counts = " / ".join(f"{row[f'{mode}/{name}']:.0f}" for name in ("tasks", "clusters", "episodes"))
-        rows.append((mode, f"{mean:.2f} [{low:.2f}, {high:.2f}]", counts))
+        rows.append((mode, format_interval(mean, (low, high)), counts))
     return tuple(rows)

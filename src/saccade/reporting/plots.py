@@ -9,7 +9,7 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -271,8 +271,7 @@ def plot_bars(methods: Mapping[str, Mapping[str, Bar]], *, fmt: ImageFormat = "s
         first = subplots[0, 0]
         first.set_yticks(range(len(rows)), [textwrap.fill(sanitize_label(row), 26) for row in rows])
         first.set(xlim=(0, 1), xticks=(0, 0.5, 1), ylim=(len(rows) - 0.4, -0.6))
-        marks = {label: line for axes in subplots.flat for line, label in zip(*_get_legend(axes), strict=True)}
-        if marks:
+        if marks := _collect_legend(subplots.flat):
             figure.legend(marks.values(), marks, loc="outside lower center", fontsize=7.5, ncols=2, handlelength=1.6)
         return encode_figure(figure, fmt)
 
@@ -294,9 +293,10 @@ def _draw_bars(axes: Axes, bars: Sequence[Bar | None]) -> None:
             axes.vlines(value, y - 0.42, y + 0.42, color=TEXT_COLOR, linewidth=1.4, linestyle=style, label=label)
 
 
-def _get_legend(axes: Axes) -> tuple[list[Any], list[str]]:
-    handles, labels = axes.get_legend_handles_labels()
-    return handles, labels
+def _collect_legend(subplots: Iterable[Axes]) -> dict[str, Any]:
+    """Return the drawn lines by label, each label once: one legend for all subplots."""
+    legends = (axes.get_legend_handles_labels() for axes in subplots)
+    return {label: handle for handles, labels in legends for handle, label in zip(handles, labels, strict=True)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,15 +403,11 @@ def plot_curves(
             axes.set(title=sanitize_label(condition), xlabel="step")
             axes.grid(axis="y")
         subplots[0].set_ylabel(sanitize_label(key))
-        handles_by_label: dict[str, Any] = {}  # one legend for all subplots, with each variant once
-        for axes in subplots:
-            handles, labels = axes.get_legend_handles_labels()
-            handles_by_label |= dict(zip(labels, handles, strict=True))
+        lines = _collect_legend(subplots)
         # About 40 characters fit under one subplot.
-        widest = max(map(len, handles_by_label), default=1) + 6
-        ncols = max(1, min(len(handles_by_label), 44 * len(subplots) // widest))
-        entries = handles_by_label.values(), handles_by_label.keys()
-        figure.legend(*entries, loc="outside lower center", fontsize=7.5, ncols=ncols, handlelength=2.2)
+        widest = max(map(len, lines), default=1) + 6
+        ncols = max(1, min(len(lines), 44 * len(subplots) // widest))
+        figure.legend(lines.values(), lines, loc="outside lower center", fontsize=7.5, ncols=ncols, handlelength=2.2)
         return encode_figure(figure, fmt)
 
 

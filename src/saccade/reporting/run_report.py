@@ -24,12 +24,13 @@ from saccade.metrics.tables import (
     format_difference,
     format_duration,
     format_estimate,
+    format_interval,
     format_optional,
 )
 from saccade.plugins import get_object_name
 from saccade.reporting.episode_view import DecodeFn, EpisodeViewer, PixelLoader
 from saccade.reporting.evaluation_report import SLICE_TITLES, build_tables, format_policy
-from saccade.reporting.examples import Example, Examples, choose_run_examples, describe_example, describe_verdict
+from saccade.reporting.examples import Example, Examples, choose_examples_of_runs, describe_example, describe_verdict
 from saccade.reporting.plots import (
     PANELS,
     extract_series,
@@ -48,7 +49,6 @@ from saccade.utils.jsonl import read_json, write_json
 from saccade.utils.text import pluralize
 
 FILTERS = ("right", "wrong", "failed", "with a call", "without a call")  # of the page's episodes; then those of runs
-NO_EXAMPLES = Examples()
 NUM_REASONS = 20  # rows of the outcomes of a step's episodes: errors may all differ
 STAGE_TITLES = {
     "sft": "Supervised cold start",
@@ -80,7 +80,7 @@ def build_run_report(
     *,
     evaluations: Mapping[str, Evaluation],
     comparison: Comparison,
-    examples: Examples = NO_EXAMPLES,
+    examples: Examples,
     load_pixels: PixelLoader | None = None,
     metadata: Mapping[str, Any] | None = None,
     more_sections: Sequence[ReportSection] = (),
@@ -124,7 +124,7 @@ def write_report(
 
     `evaluations` default to the run's, and `comparison` to theirs. `decode` (a renderer's) lets the page show replies
     token by token, `load_pixels` (a media loader's) the frames. All files contain the `metadata`. With a
-    `page_path` only the page is written, there.
+    `page_path` only one file is written, there: the page, Markdown or a PDF, by its ending.
 
     Raises DataError for a damaged file of the run, and RunError if a file can't be written.
     """
@@ -132,7 +132,7 @@ def write_report(
     comparison = comparison or compare_evaluations(evaluations)
     values = {"summaries": comparison.summaries, "changes": comparison.changes, "metadata": dict(metadata or {})}
     recipe = folder / "recipe.yaml"
-    examples = read_examples(folder, evaluations)
+    examples = read_examples({"": folder}, {"": evaluations})
     report = build_run_report(
         folder,
         evaluations=evaluations,
@@ -142,6 +142,8 @@ def write_report(
         metadata=metadata,
         more_sections=more_sections,
     )
+    if page_path is not None and page_path.suffix != ".html":
+        return write_report_file(report, page_path)
     if page_path is None:
         write_json(folder / "comparison.json", values)
         write_markdown(report, folder / "report.md")
@@ -155,10 +157,20 @@ def write_report(
     return write_text(page_path or folder / "report.html", page)
 
 
-def read_examples(folder: Path, evaluations: Mapping[str, Evaluation]) -> Examples:
-    """Choose the examples of a run: of its evaluations, or else of its newest episodes on disk."""
-    rollouts = [] if evaluations else read_newest_rollouts(folder)
-    return choose_run_examples(evaluations, rollouts, weights=read_reward_weights(folder / "recipe.yaml"))
+def write_report_file(report: Report, path: Path) -> Path:
+    """Write a report as Markdown or PDF, by the file's ending; return its path."""
+    if path.suffix == ".md":
+        return write_markdown(report, path)
+    from saccade.reporting.pdf import write_pdf
+
+    return write_pdf(report, path)
+
+
+def read_examples(runs: Mapping[str, Path], evaluations: Mapping[str, Mapping[str, Evaluation]]) -> Examples:
+    """Choose the examples of runs by name: of their evaluations, or else of their newest episodes on disk."""
+    rollouts = {name: [] if evaluations[name] else read_newest_rollouts(folder) for name, folder in runs.items()}
+    weights = {name: read_reward_weights(folder / "recipe.yaml") for name, folder in runs.items()}
+    return choose_examples_of_runs(evaluations, rollouts, weights=weights)
 
 
 def render_run_page(
@@ -168,6 +180,7 @@ def render_run_page(
     recipe: str = "",
     decoders: Mapping[str, DecodeFn | None],
     load_pixels: PixelLoader | None = None,
+    is_graded: bool = True,
 ) -> str:
     """Render a report with its examples; `decoders` are the renderers' by the runs' names, "" in the report of one."""
     thumbnails: dict[str, tuple[str, str]] = {}
@@ -183,7 +196,7 @@ def render_run_page(
         report=report,
         recipe=recipe,
         examples=views,
-        is_graded=True,
+        is_graded=is_graded,
         thumbnails=thumbnails,
         error=next((viewer.error for viewer in viewers.values() if viewer.error), None),
         filters={name: counts[name] for name in names if 0 < counts[name] < len(views)},
@@ -195,20 +208,10 @@ def render_episode_page(
     episode: Episode, *, decode: DecodeFn | None = None, load_pixels: PixelLoader | None = None
 ) -> str:
     """Render one episode that nothing graded."""
-    viewer = EpisodeViewer(decode, load_pixels)
     example = Example(scored=ScoredEpisode(episode=episode, score=Score(value=0.0)), source="")
     report = Report(kind="episode", title=episode.task.question)
-    return render_template(
-        "run.html.j2",
-        report=report,
-        recipe="",
-        examples=[{**viewer.build_view(example.scored), "example": example, "filters": []}],
-        is_graded=False,
-        thumbnails=viewer.thumbnails,
-        error=viewer.error,
-        filters={},
-        choice_note="",
-    )
+    examples = Examples(items=(example,))
+    return render_run_page(report, examples, decoders={"": decode}, load_pixels=load_pixels, is_graded=False)
 
 
 def summarize_findings(
@@ -481,4 +484,4 @@ def _format_validation(row: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 def _format_interval(row: Mapping[str, Any], name: str) -> str:
     mean, low, high = (row.get(key) for key in (name, f"{name}/low", f"{name}/high"))
-    return "–" if mean is None or low is None or high is None else f"{mean:.2f} [{low:.2f}, {high:.2f}]"
+    return "–" if mean is None or low is None or high is None else format_interval(mean, (low, high))

@@ -7,17 +7,16 @@ from pathlib import Path
 from saccade.chat.renderer import load_renderer
 from saccade.config.load import resolve_model_path
 from saccade.errors import DataError, ModelError, RunError
-from saccade.evaluation.compare import Evaluation, compare_evaluations, read_evaluations
+from saccade.evaluation.compare import Evaluation, read_evaluations
 from saccade.media.cache import CachingMediaLoader
-from saccade.reporting.comparison_report import build_comparison, build_last_sections, read_examples_of_runs
+from saccade.reporting.comparison_report import build_comparison, build_last_sections
 from saccade.reporting.episode_view import DecodeFn
-from saccade.reporting.report import Report, write_markdown
 from saccade.reporting.run_report import (
-    build_run_report,
     read_examples,
     render_episode_page,
     render_run_page,
     write_report,
+    write_report_file,
 )
 from saccade.runs.pipeline import find_newest_weights, is_address, resolve_checkpoint
 from saccade.runs.run_folder import Run
@@ -36,22 +35,12 @@ def report_run(folder: Path, page: Path | None = None) -> Path:
         require_report_suffix(page)
     run, evaluations = Run.open(folder), read_any_evaluations(folder)
     more = build_last_sections(folder)
-    if page is not None and page.suffix != ".html":
-        comparison = compare_evaluations(evaluations)
-        report = build_run_report(
-            folder,
-            evaluations=evaluations,
-            comparison=comparison,
-            examples=read_examples(folder, evaluations),
-            load_pixels=CachingMediaLoader().load_pixels,
-            more_sections=more,
-        )
-        return write_report_file(report, page)
+    is_html = page is None or page.suffix == ".html"
     with RunLock(folder, REPORT) if page is None else contextlib.nullcontext():
         return write_report(
             folder,
             evaluations=evaluations,
-            decode=load_run_decoder(run),
+            decode=load_run_decoder(run) if is_html else None,
             load_pixels=CachingMediaLoader().load_pixels,
             page_path=page,
             more_sections=more,
@@ -68,20 +57,11 @@ def report_runs(folders: Sequence[Path], page: Path) -> Path:
         name = name if name not in runs else str(folder)
         runs[name], decoders[name] = folder, load_run_decoder(run) if page.suffix == ".html" else None
     evaluations = {name: read_any_evaluations(folder) for name, folder in runs.items()}
-    examples, load_pixels = read_examples_of_runs(runs, evaluations), CachingMediaLoader().load_pixels
+    examples, load_pixels = read_examples(runs, evaluations), CachingMediaLoader().load_pixels
     report = build_comparison(runs, evaluations, examples, load_pixels)
     if page.suffix != ".html":
         return write_report_file(report, page)
     return write_text(page, render_run_page(report, examples, decoders=decoders, load_pixels=load_pixels))
-
-
-def write_report_file(report: Report, page: Path) -> Path:
-    """Write a report as Markdown or PDF, by the file's ending."""
-    if page.suffix == ".md":
-        return write_markdown(report, page)
-    from saccade.reporting.pdf import write_pdf
-
-    return write_pdf(report, page)
 
 
 def require_report_suffix(page: Path) -> None:

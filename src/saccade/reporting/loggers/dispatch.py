@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from typing import Any, Protocol
 from saccade import plugins
 from saccade.config.schema import Recipe
 from saccade.errors import ConfigError, RunError, SaccadeError, convert_errors
+from saccade.utils.hashing import compute_digest
+from saccade.utils.jsonl import read_json, write_json
 
 CLOSE_TIMEOUT = 30.0  # seconds to wait for all loggers at the end of a stage
 LogStepFn = Callable[[str, int, Mapping[str, Any]], None]
@@ -73,6 +76,16 @@ def open_loggers(folder: Path, recipe: Recipe) -> Iterator[LogStepFn]:
         deadline = time.monotonic() + CLOSE_TIMEOUT
         for thread in threads:
             thread.close(deadline)
+
+
+def read_or_create_id(folder: Path, file: Path, *, length: int) -> str:
+    """Return the id of a run at a tracking service, stored in a file of the run's folder.
+
+    A new run at the same path has a new id.
+    """
+    if not file.exists():
+        write_json(file, {"id": compute_digest(str(folder.resolve()), os.urandom(8).hex())[:length]})
+    return read_json(file, dict[str, str], hint="delete it")["id"]
 
 
 class LoggerThread:

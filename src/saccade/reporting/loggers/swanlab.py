@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.config.schema import Recipe
-from saccade.utils.hashing import compute_digest
-from saccade.utils.jsonl import read_json, write_json
+from saccade.reporting.loggers.dispatch import read_or_create_id
 
 
 class Swanlab:
@@ -21,13 +20,9 @@ class Swanlab:
     def __init__(self, folder: Path, recipe: Recipe) -> None:
         import swanlab as library
 
-        # The id is stored in the folder: a new run at the same path is a new SwanLab run.
-        id_file = folder / "swanlab.json"
-        if not id_file.exists():
-            write_json(id_file, {"id": compute_digest(str(folder.resolve()), os.urandom(8).hex())[:20]})
         self._run: Any = library.init(
             project=os.environ.get("SWANLAB_PROJ_NAME", "saccade"),
-            id=read_json(id_file, dict[str, str], hint="delete it")["id"],
+            id=read_or_create_id(folder, folder / "swanlab.json", length=20),
             name=folder.resolve().name,
             log_dir=str(folder / "swanlab"),
             config=recipe.model_dump(mode="json"),

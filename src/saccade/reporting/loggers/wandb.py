@@ -1,14 +1,12 @@
 """Weights & Biases, configured by its own variables (WANDB_API_KEY, WANDB_MODE, WANDB_PROJECT)."""
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from saccade.config.schema import Recipe
-from saccade.utils.files import read_text, write_text
-from saccade.utils.hashing import compute_digest
+from saccade.reporting.loggers.dispatch import read_or_create_id
 
 
 class Wandb:
@@ -20,14 +18,9 @@ class Wandb:
         import wandb as library
 
         self._defined_stages: set[str] = set()
-        # The id is stored in the folder: a new run at the same path is a new W&B run.
-        id_file = folder / "wandb.json"
-        if not id_file.exists():
-            run_id = compute_digest(str(folder.resolve()), os.urandom(8).hex())[:16]
-            write_text(id_file, json.dumps({"id": run_id}) + "\n")
         self._run: Any = library.init(
             project=os.environ.get("WANDB_PROJECT", "saccade"),
-            id=json.loads(read_text(id_file))["id"],
+            id=read_or_create_id(folder, folder / "wandb.json", length=16),
             name=folder.resolve().name,
             dir=str(folder),
             config=recipe.model_dump(mode="json"),

@@ -20,6 +20,7 @@ from saccade.reporting.episode_view import (
     build_timeline,
     build_token_pieces,
     decode_tokens,
+    find_child,
     format_answer,
     list_prompt_images,
     pair_calls_with_results,
@@ -166,8 +167,7 @@ class Describer:
         }
 
     def _describe_call(self, call: Call, result: ToolResult | None, children: Sequence[Episode]) -> dict[str, Any]:
-        index = None if result is None else result.child_index
-        child = children[index] if index is not None and index < len(children) else None
+        child = find_child(result, children)
         code = next((call.arguments[name] for name in CODE_ARGUMENTS if list(call.arguments) == [name]), None)
         arguments = {name: value if isinstance(value, str) else repr(value) for name, value in call.arguments.items()}
         return {

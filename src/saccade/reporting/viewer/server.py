@@ -117,7 +117,7 @@ class Viewer:
         queries = {
             "settings": lambda request: {"ask": None if self._questions is None else self._questions.model},
             "asked": lambda request: self._require_questions().describe(_get(request, "ref")),
-            "runs": self._list_runs,
+            "runs": lambda _: self._library.list_runs(),
             "curves": self._build_curves,
             "tables": lambda request: self._library.build_tables(_get(request, "run")),
             "differences": lambda request: self._library.find_differences(request.query_params.getlist("run")),
@@ -153,9 +153,6 @@ class Viewer:
         return FileResponse(STATIC_FOLDER / "index.html", headers={"Cache-Control": "no-store"})
 
     # ---- queries, in threads ---------------------------------------------------------------------------------------
-
-    def _list_runs(self, request: Request) -> Any:
-        return self._library.list_runs()
 
     def _build_curves(self, request: Request) -> Any:
         names, stage = request.query_params.getlist("run"), request.query_params.get("stage", "rl")
