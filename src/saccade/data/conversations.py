@@ -42,13 +42,13 @@ _INTERPRETER_PATTERN = re.compile(r"(?:(?<!\s)\s++)?<interpreter>(.*?)(?:</inter
 _ERROR_RESPONSE_PATTERN = re.compile(r"\[Error\b:?+\s*+(.*)\]", re.DOTALL)  # a whole tool response, as ParaVT writes it
 
 
-def _is_exception(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, Exception) and not issubclass(value, Warning)
-
-
 # How a recorded error begins: published prefixes and tracebacks in any line, a plain "Error:" in the first one, and the
 # name of an exception, built-in or with its module, in the last one. What the code printed stands above it.
-_EXCEPTION_NAMES = [name for name, value in vars(builtins).items() if _is_exception(value)]
+_EXCEPTION_NAMES = [
+    name
+    for name, value in vars(builtins).items()
+    if isinstance(value, type) and issubclass(value, Exception) and not issubclass(value, Warning)
+]
 _ERROR_PATTERN = re.compile(
     r"\A[ \t]*+Error:"
     r"|^[ \t]*+(?:Execution error:|Tool error:|Traceback \(most recent call last\))"

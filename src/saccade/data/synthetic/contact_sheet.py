@@ -1,19 +1,22 @@
 """Draw a contact sheet of a dataset: clips as frames with their times, or images with their cards; with the labels."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw, ImageOps
 
-from saccade.data.synthetic.dataset import read_dataset_kind
-from saccade.data.synthetic.events import PALETTE, Event
+from saccade.data.synthetic.dataset import SyntheticDataset, read_dataset_kind
+from saccade.data.synthetic.events import PALETTE, Event, Labels
 from saccade.data.synthetic.generate import VideoDataset
 from saccade.data.synthetic.image.generate import ImageDataset
+from saccade.data.synthetic.image.map_scene import MapScene
 from saccade.data.synthetic.image.maps import MapDataset
-from saccade.data.synthetic.image.objects import PixelBox
+from saccade.data.synthetic.image.objects import ImageScene, PixelBox
 from saccade.data.synthetic.image.text_templates import format_symbol
+from saccade.data.synthetic.needles.clip import NeedleClip
 from saccade.data.synthetic.needles.generate import NeedleDataset
 from saccade.media import image, video
 from saccade.media.frame_sampling import sample_uniform_times
@@ -27,13 +30,16 @@ Row = tuple[str, list[tuple[Image.Image, str]]]  # a title, and tiles with the t
 
 def draw_contact_sheet(folder: str | os.PathLike[str], out_path: str | os.PathLike[str]) -> None:
     """Draw the first files of a dataset's training split, a row each, with their labels."""
-    list_rows = {
-        "image": _list_image_rows,
-        "video": _list_video_rows,
-        "needles": _list_needle_rows,
-        "map": _list_map_rows,
+    kinds: dict[str, tuple[type[SyntheticDataset[Any]], Callable[[Path, Any], Row]]] = {
+        "image": (ImageDataset, _build_image_row),
+        "video": (VideoDataset, _build_video_row),
+        "needles": (NeedleDataset, _build_needle_row),
+        "map": (MapDataset, _build_map_row),
     }
-    rows = list_rows[read_dataset_kind(folder)](Path(folder))
+    dataset, build_row = kinds[read_dataset_kind(folder)]
+    files = Path(folder) / "train" / dataset.media_folder
+    labels = islice(dataset.read_labels(folder, "train").items(), NUM_ROWS)
+    rows = [build_row(files / name, content) for name, (_, content) in labels]
     height = max(tile.height for _, tiles in rows for tile, _ in tiles) + 2 * LINE_HEIGHT
     width = max(sum(tile.width + GAP for tile, _ in tiles) for _, tiles in rows)
     sheet = Image.new("RGB", (width, len(rows) * height), "white")
@@ -48,25 +54,18 @@ def draw_contact_sheet(folder: str | os.PathLike[str], out_path: str | os.PathLi
     sheet.save(out_path)
 
 
-def _list_video_rows(root: Path) -> list[Row]:
-    """List, per clip, evenly spaced frames and one from the middle of each event, framed in the event's color."""
-    rows = []
-    for name, (_, labels) in islice(VideoDataset.read_labels(root, "train").items(), NUM_ROWS):
-        title = ", ".join(f"{event.color} {event.shape} {event.start:g}-{event.end:g}" for event in labels.events)
-        events = (*labels.events, *labels.distractors)
-        rows.append((f"{name}: {title}", _list_tiles(root / "train" / "clips" / name, labels.seconds, events)))
-    return rows
+def _build_video_row(path: Path, labels: Labels) -> Row:
+    """Show evenly spaced frames and one from the middle of each event, framed in the event's color."""
+    title = ", ".join(f"{event.color} {event.shape} {event.start:g}-{event.end:g}" for event in labels.events)
+    events = (*labels.events, *labels.distractors)
+    return f"{path.name}: {title}", _list_tiles(path, labels.seconds, events)
 
 
-def _list_needle_rows(root: Path) -> list[Row]:
-    """List, per clip, the middle of each place, each cue and the needle; frames of the needle have its color."""
-    rows = []
-    for name, (_, clip) in islice(NeedleDataset.read_labels(root, "train").items(), NUM_ROWS):
-        needle = clip.needle
-        title = f"{name}: {needle.color} {needle.shape} {needle.start:g}-{needle.end:g}, place {clip.place}"
-        events = (*clip.marks[:1], needle)
-        rows.append((title, _list_tiles(root / "train" / "clips" / name, clip.seconds, events)))
-    return rows
+def _build_needle_row(path: Path, clip: NeedleClip) -> Row:
+    """Show evenly spaced frames, the first cue and the needle; frames of the needle have its color."""
+    needle = clip.needle
+    title = f"{path.name}: {needle.color} {needle.shape} {needle.start:g}-{needle.end:g}, place {clip.place}"
+    return title, _list_tiles(path, clip.seconds, (*clip.marks[:1], needle))
 
 
 def _list_tiles(path: Path, seconds: float, events: Sequence[Event]) -> list[tuple[Image.Image, str]]:
@@ -83,24 +82,17 @@ def _list_tiles(path: Path, seconds: float, events: Sequence[Event]) -> list[tup
     return tiles
 
 
-def _list_image_rows(root: Path) -> list[Row]:
-    """List, per image, the image, its overview, and each card alone."""
-    rows = []
-    for name, (_, scene) in islice(ImageDataset.read_labels(root, "train").items(), NUM_ROWS):
-        title = ", ".join(f"{card.color} {format_symbol(card)} {list(card.box)}" for card in scene.objects)
-        boxes = [card.box for card in (*scene.objects, *scene.distractors)]
-        rows.append((f"{name}: {title}", _cut_tiles(root / "train" / "pictures" / name, boxes)))
-    return rows
+def _build_image_row(path: Path, scene: ImageScene) -> Row:
+    """Show the image, its overview, and each card alone."""
+    title = ", ".join(f"{card.color} {format_symbol(card)} {list(card.box)}" for card in scene.objects)
+    return f"{path.name}: {title}", _cut_tiles(path, [card.box for card in (*scene.objects, *scene.distractors)])
 
 
-def _list_map_rows(root: Path) -> list[Row]:
-    """List, per map, the picture, its overview, the label, and the entry that explains it."""
-    rows = []
-    for name, (_, scene) in islice(MapDataset.read_labels(root, "train").items(), NUM_ROWS):
-        entry = scene.entries[scene.place]
-        title = f"{name}: {' '.join(scene.look or ())} entry {scene.place} {list(entry.box)}: {entry.symbol}"
-        rows.append((title, _cut_tiles(root / "train" / "pictures" / name, [scene.label_box, entry.box])))
-    return rows
+def _build_map_row(path: Path, scene: MapScene) -> Row:
+    """Show the picture, its overview, the label, and the entry that explains it."""
+    entry = scene.entries[scene.place]
+    title = f"{path.name}: {' '.join(scene.look or ())} entry {scene.place} {list(entry.box)}: {entry.symbol}"
+    return title, _cut_tiles(path, [scene.label_box, entry.box])
 
 
 def _cut_tiles(path: Path, boxes: Sequence[PixelBox]) -> list[tuple[Image.Image, str]]:

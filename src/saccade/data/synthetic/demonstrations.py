@@ -94,7 +94,7 @@ def build_perception_demonstration(task: Task, rng: random.Random, fps: float | 
     perception_task = replace(
         task,
         id=f"{task.id}-drill",
-        question=text_templates.format_perception_question(seconds),
+        question=f"Which colours at {' '.join(f'{second:g}' for second in seconds)}?",
         answer_type=AnswerType.OPEN,
         ground_truth=answer,
         options=(),

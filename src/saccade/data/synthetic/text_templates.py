@@ -96,11 +96,6 @@ COLOR_THRESHOLD = 90  # range of RGB channels that separates event colors from n
 CODE_DELIMITERS = ("<code>\n```python\n", "\n```\n</code>")  # around code
 
 
-def format_perception_question(seconds: Sequence[float]) -> str:
-    """Format a question about the colors at some seconds, for auxiliary demonstrations."""
-    return f"Which colours at {' '.join(f'{second:g}' for second in seconds)}?"
-
-
 def format_coarse_scan_code(fps: float) -> str:
     """Format code that checks one frame per second, and prints the seconds at which a color appears."""
     return COARSE_SCAN_CODE.format(step=round(fps), glow=COLOR_THRESHOLD)

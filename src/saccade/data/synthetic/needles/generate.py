@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from saccade.config.schema import NeedlesConfig, SyntheticConfig
+from saccade.config.schema import SyntheticConfig
 from saccade.data.synthetic.generate import ClipDataset
 from saccade.data.synthetic.needles import questions
 from saccade.data.synthetic.needles.clip import NeedleClip, require_few_calls, require_places, sample_clip
@@ -29,14 +29,9 @@ class NeedleDataset(ClipDataset[NeedleClip]):
         super().__init__(config, tasks_per_file=1, seed=seed)
 
     @property
-    def needles(self) -> NeedlesConfig:
-        """Return the settings of needles."""
-        return self.config.needles
-
-    @property
     def question_kinds(self) -> tuple[str, ...]:
         """Return the one kind of question."""
-        return questions.list_question_kinds(self.config)
+        return (self.config.needles.cue if self.config.tasks == "cue" else self.config.tasks,)
 
     def sample_for_index(self, rng: random.Random, index: int) -> NeedleClip:
         """Sample the clip with this number in its split."""
@@ -44,7 +39,7 @@ class NeedleDataset(ClipDataset[NeedleClip]):
 
     def build_tasks(self, contents: Sequence[NeedleClip], split: str) -> list[Task]:
         """Build a task per clip, with what baseline policies score on the split."""
-        return add_policy_baselines(super().build_tasks(contents, split), self.needles)
+        return add_policy_baselines(super().build_tasks(contents, split), self.config.needles)
 
     @classmethod
     def find_split_problems(cls, root: Path, tasks: Sequence[Task]) -> list[str]:
@@ -56,12 +51,12 @@ class NeedleDataset(ClipDataset[NeedleClip]):
         demonstrations = []
         for task, clip in zip(tasks, contents, strict=True):
             rng = random.Random(derive_seed("trace", self.seed, task.id))
-            demonstrations += build_needle_demonstrations(task, clip, self.needles, rng)
+            demonstrations += build_needle_demonstrations(task, clip, self.config.needles, rng)
         return demonstrations
 
     def draw(self, frames: Frames, content: NeedleClip, *, first_frame: int) -> None:
         """Draw gauges, cues and the needle."""
-        settings, fps = self.needles, self.config.fps
+        settings, fps = self.config.needles, self.config.fps
         for place, level in enumerate(content.levels):
             start = place * content.place_seconds
             span = (start, start + settings.window_seconds)

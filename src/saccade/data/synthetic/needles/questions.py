@@ -25,11 +25,6 @@ QUESTION_TEMPLATES = {
 ANSWER_TYPES = dict.fromkeys(QUESTION_TEMPLATES, AnswerType.OPEN)
 
 
-def list_question_kinds(config: SyntheticConfig) -> tuple[str, ...]:
-    """Return the one kind of question about the clips of a dataset."""
-    return (config.needles.cue if config.tasks == "cue" else config.tasks,)
-
-
 def build_candidates(kind: str, clip: NeedleClip, rng: random.Random) -> list[Question]:
     """Build the question about a clip."""
     return [Question(kind=kind, answer=clip.needle.color)]
