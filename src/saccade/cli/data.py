@@ -1,6 +1,5 @@
 """`saccade data`: import datasets, build one from videos, unpack archives, rewrite media paths, validate, show rows."""
 
-import functools
 import os
 import sys
 from collections import Counter
@@ -182,11 +181,11 @@ def _format_path_counts(num_paths: int, num_missing: int) -> str:
 def _print_usage(usage: "Mapping[str, StageUsage]", recipe: "DataBuildRecipe", *, title: str) -> None:
     """Print requests, tokens and, with known prices, the cost of each stage and of all."""
     from saccade.metrics.tables import Table
-    from saccade.runs.data_build.estimate import add_usage, compute_cost
+    from saccade.runs.data_build.estimate import compute_cost
     from saccade.runs.data_build.journal import StageUsage
 
     price = recipe.data_build.price
-    rows = {**usage, "all": functools.reduce(add_usage, usage.values(), StageUsage())}
+    rows = {**usage, "all": sum(usage.values(), StageUsage())}
     cells = [
         (
             stage,

@@ -30,7 +30,7 @@ from saccade.rollouts.components import RolloutComponents, uses_chat_engine
 from saccade.runs.data_build import captions, demonstrations, filters, questions
 from saccade.runs.data_build.captions import CaptionedScene
 from saccade.runs.data_build.clips import Clip, OnProgress, list_videos, load_clips, run_items
-from saccade.runs.data_build.estimate import add_usage, compute_cost, estimate_usage
+from saccade.runs.data_build.estimate import compute_cost, estimate_usage
 from saccade.runs.data_build.journal import StageUsage, Teacher
 from saccade.runs.data_build.questions import QuestionUnit
 from saccade.runs.data_build.replies import InvalidReply, Rejection
@@ -105,7 +105,7 @@ def require_teacher(recipe: DataBuildRecipe) -> None:
 def without_prefill(recipe: DataBuildRecipe) -> DataBuildRecipe:
     """Return the recipe without prefilled replies, which few servers continue: the teacher opens its own reasoning.
 
-    Demonstrations have the form that a prefilled reply has (`demonstrations.read_turns`).
+    Demonstrations have the form that a prefilled reply has (`demonstrations.demonstrate`).
     """
     if "force_think" not in inspect.signature(plugins.load("environments", recipe.environment.name)).parameters:
         return recipe
@@ -228,7 +228,7 @@ class _Stages:
             score_fn=self.components.score_fn,
             seed=self.build.recipe.seed,
         )
-        if not voting.count_votes(stage):
+        if not filters.count_votes(stage, settings.filters):
             return list(tasks)
 
         async def work(task: Task, teacher: Teacher) -> Task | Rejection:
@@ -345,7 +345,7 @@ def _write_results(build: Build, tasks: Sequence[Task], taught: Sequence[Demonst
         counts={**build.counts, "tasks": len(tasks), "demonstrations": len(taught)},
         rejected=counted,
         usage=build.usage,
-        cost=compute_cost(functools.reduce(add_usage, build.usage.values(), StageUsage()), price),
+        cost=compute_cost(sum(build.usage.values(), StageUsage()), price),
     )
     relocate = functools.partial(relativize_path, folder, root=folder)
     with convert_file_errors(folder):

@@ -75,12 +75,9 @@ async def demonstrate(
         episode = await run_episode(task, make_environment, replace(ctx, seed=seed))
         reason = await find_problem(episode, score_fn, require_call=require_call)
         if not reason:
-            turns = read_turns(episode)
-            turns = (
-                merge_turns(turns, format_question(task), max_calls_per_turn=max_merged_calls)
-                if max_merged_calls
-                else turns
-            )
+            turns = [_read_turn(turn, episode) for turn in episode.turns]
+            if max_merged_calls:
+                turns = merge_turns(turns, format_question(task), max_calls_per_turn=max_merged_calls)
             return build_demonstration(task, turns, ctx.frame_budget)
     return Rejection(stage=STAGE, item=task.id, reason=reason)
 
@@ -104,12 +101,8 @@ async def find_problem(episode: Episode, score_fn: ScoreFn, *, require_call: boo
     return "" if format_compliance(episode).value else "a reply is not well formed"
 
 
-def read_turns(episode: Episode) -> list[DemonstrationTurn]:
-    """Return the turns of an episode whose calls all succeeded."""
-    return [_read_turn(turn, episode) for turn in episode.turns]
-
-
 def _read_turn(turn: Turn, episode: Episode) -> DemonstrationTurn:
+    """Return a turn of an episode whose calls all succeeded."""
     blocks = [block for block in turn.reply.find_blocks(BlockKind.CALL) if block.call is not None]
     children = [
         "" if result.child_index is None else episode.children[result.child_index].turns[-1].reply.text

@@ -6,7 +6,6 @@ a maximum length, and the runner ends an episode whose context is full.
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import comb
 from typing import Any
 
@@ -31,15 +30,6 @@ _SCENE_HEADER_TOKENS = 16  # of a scene's captions in the request for questions
 _EXPANSION = MAX_BYTES_PER_TOKEN // BYTES_PER_TOKEN  # estimated tokens of a reply's text per token of the server
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Counts:
-    """The scenes, pairs of scenes and questions of a clip."""
-
-    scenes: int
-    pairs: int
-    questions: int
-
-
 def estimate_usage(clips: Sequence[Clip], recipe: DataBuildRecipe, *, image_token_size: int) -> dict[str, StageUsage]:
     """Return the largest usage of each stage, as if every reply had full length and every question stayed.
 
@@ -48,7 +38,7 @@ def estimate_usage(clips: Sequence[Clip], recipe: DataBuildRecipe, *, image_toke
     usage = dict.fromkeys((captions.STAGE, questions.STAGE, *filters.STAGES, demonstrations.STAGE), StageUsage())
     for clip in clips:
         for stage, added in _estimate_clip(clip, recipe, image_token_size).items():
-            usage[stage] = add_usage(usage[stage], added)
+            usage[stage] += added
     return usage
 
 
@@ -59,42 +49,34 @@ def compute_cost(usage: StageUsage, price: PriceConfig) -> float | None:
     return (usage.prompt_tokens * price.prompt + usage.completion_tokens * price.completion) / 1e6
 
 
-def add_usage(first: StageUsage, second: StageUsage) -> StageUsage:
-    """Return the sum of two usages."""
-    return StageUsage(
-        requests=first.requests + second.requests,
-        prompt_tokens=first.prompt_tokens + second.prompt_tokens,
-        completion_tokens=first.completion_tokens + second.completion_tokens,
-    )
-
-
 def _estimate_clip(clip: Clip, recipe: DataBuildRecipe, image_token_size: int) -> dict[str, StageUsage]:
     settings, scenes = recipe.data_build, clip.record.scenes
-    counts = _count(clip, recipe)
+    num_scenes, scene_questions, pair_questions = (
+        len(scenes),
+        settings.questions.num_per_scene,
+        settings.questions.num_per_pair,
+    )
+    num_pairs = min(comb(num_scenes, 2), settings.questions.pairs_per_video) if pair_questions else 0
+    num_questions = num_scenes * scene_questions + num_pairs * pair_questions
     frame = _count_frame_tokens(clip, settings.captions.frame_pixels, image_token_size)
     frames = [len(captions.sample_scene_times(scene, settings.captions)) for scene in scenes]
-    num_units = (counts.scenes if settings.questions.num_per_scene else 0) + counts.pairs
-    num_described = (counts.scenes if settings.questions.num_per_scene else 0) + 2 * counts.pairs
+    num_units = (num_scenes if scene_questions else 0) + num_pairs
+    num_described = (num_scenes if scene_questions else 0) + 2 * num_pairs
     description = _EXPANSION * settings.captions.max_tokens + _SCENE_HEADER_TOKENS
-    most_types = max(settings.questions.num_per_scene, settings.questions.num_per_pair)
-    instruction = (questions.PROMPT, questions.RELATION, *questions.RULES.values(), "grounding, " * most_types)
+    types = "grounding, " * max(scene_questions, pair_questions)
+    instruction = (questions.PROMPT, questions.RELATION, *questions.RULES.values(), types)
     prompts = {
-        captions.STAGE: sum(frames) * frame + counts.scenes * _count_text_tokens(captions.PROMPT),
+        captions.STAGE: sum(frames) * frame + num_scenes * _count_text_tokens(captions.PROMPT),
         questions.STAGE: num_described * description + num_units * _count_text_tokens(*instruction),
     }
-    requests = {captions.STAGE: counts.scenes, questions.STAGE: num_units}
+    requests = {captions.STAGE: num_scenes, questions.STAGE: num_units}
     longest = {captions.STAGE: settings.captions.max_tokens, questions.STAGE: settings.questions.max_tokens}
-    votes = {
-        filters.NO_VIDEO: settings.filters.no_video_votes,
-        filters.FEW_FRAMES: settings.filters.few_frames_votes,
-        filters.AGREEMENT: settings.filters.agreement_votes,
-    }
     shown: tuple[Scene, ...] = tuple(sorted(scenes, key=lambda scene: scene.end - scene.start)[-2:])
     instruction = (filters.NO_VIDEO_PROMPT, filters.PROMPT, filters.ANSWER_PROMPT)
     vote = _count_question_tokens(recipe) + _count_text_tokens(*instruction) + _count_text_tokens("")
-    for stage, num_votes in votes.items():
+    for stage in filters.STAGES:
         times = filters.sample_vote_times(stage, shown, clip.record.duration, settings.filters, settings.captions)
-        requests[stage] = counts.questions * num_votes
+        requests[stage] = num_questions * filters.count_votes(stage, settings.filters)
         prompts[stage] = requests[stage] * (vote + len(times) * frame)
         longest[stage] = settings.filters.max_tokens
     usage = {
@@ -105,15 +87,8 @@ def _estimate_clip(clip: Clip, recipe: DataBuildRecipe, image_token_size: int) -
         )
         for stage in requests
     }
-    num_episodes = counts.questions * settings.demonstrations.attempts
+    num_episodes = num_questions * settings.demonstrations.attempts
     return {**usage, demonstrations.STAGE: _estimate_episodes(clip, recipe, image_token_size, num_episodes)}
-
-
-def _count(clip: Clip, recipe: DataBuildRecipe) -> _Counts:
-    settings, num_scenes = recipe.data_build.questions, len(clip.record.scenes)
-    num_pairs = min(comb(num_scenes, 2), settings.pairs_per_video) if settings.num_per_pair else 0
-    num_questions = num_scenes * settings.num_per_scene + num_pairs * settings.num_per_pair
-    return _Counts(scenes=num_scenes, pairs=num_pairs, questions=num_questions)
 
 
 def _estimate_episodes(clip: Clip, recipe: DataBuildRecipe, image_token_size: int, num_episodes: int) -> StageUsage:

@@ -49,20 +49,21 @@ class Voting:
     score_fn: ScoreFn
     seed: int
 
-    def count_votes(self, stage: str) -> int:
-        """Return how many votes a filter takes; 0 for one that is off."""
-        votes = {
-            NO_VIDEO: self.settings.no_video_votes,
-            FEW_FRAMES: self.settings.few_frames_votes,
-            AGREEMENT: self.settings.agreement_votes,
-        }
-        return votes[stage]
-
     def is_dropped(self, stage: str, num_correct: int) -> bool:
         """Return whether a filter drops a task with so many right votes."""
         if stage == NO_VIDEO:
             return num_correct > self.settings.max_no_video_correct
-        return (num_correct == self.count_votes(stage)) is (stage == FEW_FRAMES)
+        return (num_correct == count_votes(stage, self.settings)) is (stage == FEW_FRAMES)
+
+
+def count_votes(stage: str, settings: QuestionFiltersConfig) -> int:
+    """Return how many votes a filter takes; 0 for one that is off."""
+    votes = {
+        NO_VIDEO: settings.no_video_votes,
+        FEW_FRAMES: settings.few_frames_votes,
+        AGREEMENT: settings.agreement_votes,
+    }
+    return votes[stage]
 
 
 def sample_vote_times(
@@ -91,16 +92,11 @@ async def collect_votes(task: Task, stage: str, voting: Voting, *, teacher: Teac
     async def vote(index: int) -> bool:
         seed = derive_seed(voting.seed, stage, task.digest, index)
         completion = await teacher.ask(messages, voting.settings, seed=seed)
-        return await grade_reply(task, completion.text or "", voting.score_fn)
+        turn = Turn(reply=parse_reply(completion.text or ""))
+        episode = Episode(task=task, environment="vote", ledger=Ledger(), turns=(turn,), status=EpisodeStatus.ANSWERED)
+        return await is_right(episode, voting.score_fn)
 
-    return await gather_or_cancel([vote(index) for index in range(voting.count_votes(stage))])
-
-
-async def grade_reply(task: Task, text: str, score_fn: ScoreFn) -> bool:
-    """Return whether a reply answers a task right. Raises EngineError if a reward can't grade it."""
-    turn = Turn(reply=parse_reply(text))
-    episode = Episode(task=task, environment="vote", ledger=Ledger(), turns=(turn,), status=EpisodeStatus.ANSWERED)
-    return await is_right(episode, score_fn)
+    return await gather_or_cancel([vote(index) for index in range(count_votes(stage, voting.settings))])
 
 
 async def is_right(episode: Episode, score_fn: ScoreFn) -> bool:

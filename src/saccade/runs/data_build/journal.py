@@ -116,6 +116,13 @@ class StageUsage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
+    def __add__(self, other: "StageUsage") -> "StageUsage":
+        return StageUsage(
+            requests=self.requests + other.requests,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+        )
+
 
 class Teacher(ChatEngine):
     """A chat engine that sends no request twice; one per stage, with the stage's journal.
