@@ -162,18 +162,15 @@ class ClusterPlanner:
             if found := self.find_problem(trainer_gpus):
                 problem = problem or found
                 continue
+            num_tokens = sum(list_micro_step_tokens(self._training, trainer_gpus)[0])
+            train_seconds = num_tokens * self._get_costs(trainer_gpus).trained_token
             # Fewer training GPUs than these can't be faster if training alone takes longer.
-            if best and self._compute_train_seconds(trainer_gpus) > best.result.seconds_per_step:
+            if best and train_seconds > best.result.seconds_per_step:
                 break
             plan = self.simulate(trainer_gpus, num_gpus - trainer_gpus)
             if best is None or plan.result.steps_per_hour >= best.result.steps_per_hour:
                 best = plan
         return best or problem or "servers sample on GPUs beside the trainer's: at least 2 are needed"
-
-    def _compute_train_seconds(self, trainer_gpus: int) -> float:
-        return (
-            sum(list_micro_step_tokens(self._training, trainer_gpus)[0]) * self._get_costs(trainer_gpus).trained_token
-        )
 
     def _get_costs(self, trainer_gpus: int) -> StageCosts:
         return self._costs or derive_h100_costs(

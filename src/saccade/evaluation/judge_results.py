@@ -15,7 +15,6 @@ from pathlib import Path
 from saccade.config.schema import STAGES
 from saccade.evaluation.benchmarks.answer_extraction import extract_final_answer
 from saccade.evaluation.benchmarks.base import UNPARSED, Answer, Grade, GradedAnswer, GradeFn, extract_answer
-from saccade.evaluation.records import read_scored_episodes
 from saccade.metrics.episode_metrics import is_undecided
 from saccade.types import Score, ScoredEpisode, Task
 from saccade.utils.files import open_file
@@ -120,8 +119,3 @@ def _resolve_grade(result: GradedAnswer, verdict: JudgeVerdict, grade_fn: GradeF
         return grade_fn(verdict.extracted, result.task) if verdict.extracted else UNPARSED
     extracted = result.grade.extracted if verdict.extracted is None else verdict.extracted or None
     return Grade(extracted=extracted, value=verdict.value)
-
-
-def read_judged_episodes(results: Path) -> list[ScoredEpisode]:
-    """Return the scored episodes of a results file with the verdicts stored next to it applied."""
-    return apply_verdicts(read_scored_episodes(results), read_verdicts(results))

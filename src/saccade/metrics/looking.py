@@ -123,7 +123,10 @@ def compute_looking_metrics(scored: Sequence[ScoredEpisode], accuracies: Sequenc
         "coverage": [looking.coverage for _, looking, _ in pairs if looking.coverage is not None],
         "overlap": [looking.overlap for _, looking, _ in pairs if looking.overlap is not None],
     }
-    nets = [accuracy - get_tool_call_penalty(episode.task) * _count_executed(episode) for episode, _, accuracy in pairs]
+    nets = [
+        accuracy - get_tool_call_penalty(episode.task) * sum(result.was_executed for result in episode.results)
+        for episode, _, accuracy in pairs
+    ]
     values["net_accuracy"] = nets
     values["regret"] = [
         oracle.accuracy - get_tool_call_penalty(episode.task) * oracle.calls - net
@@ -267,7 +270,3 @@ def _overlaps(region: Region, other: Region) -> bool:
 
 def _measure(region: Region) -> float:
     return measure_union([region])
-
-
-def _count_executed(episode: Episode) -> int:
-    return sum(result.was_executed for result in episode.results)

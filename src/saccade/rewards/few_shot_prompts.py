@@ -5,7 +5,6 @@
 `general.yaml` serves every source that no other file names. A folder of your own has files of the same form.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -64,8 +63,10 @@ class FewShotPrompts:
         ('math', 'puzzle', 'general')
         """
         name = _normalize_name(source)
-        matching = (domain for domain, prompt in self.prompts.items() if _matches(name, prompt.sources))
-        return next(matching, GENERAL)
+        for domain, prompt in self.prompts.items():
+            if any(fnmatchcase(name, _normalize_name(pattern)) for pattern in prompt.sources):
+                return domain
+        return GENERAL
 
     def format_prompt(self, source: str, prompt: str, right_label: str, wrong_label: str) -> str:
         """Return `prompt` with the instructions and the examples of a source's domain."""
@@ -77,10 +78,6 @@ class FewShotPrompts:
         ]
         introduction = "Examples of verdicts on other questions:"
         return "\n\n".join(filter(None, (prompt, chosen.instructions, introduction, *examples)))
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, _normalize_name(pattern)) for pattern in patterns)
 
 
 def _normalize_name(name: str) -> str:

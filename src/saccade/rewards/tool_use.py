@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from saccade.config.schema import NonNegativeInt
 from saccade.rewards.text_normalization import strip_invisible
-from saccade.types import Call, Episode, Score
+from saccade.types import Episode, Score
 from saccade.utils.numbers import to_finite
 from saccade.utils.python_source import parse_python
 
@@ -61,17 +61,12 @@ def _count_calls(episode: Episode, count: str) -> int:
         return sum(result.was_executed for result in episode.results)
     # The code `pass` runs and succeeds; it is not informative.
     counted = [
-        _identify_call(call)
+        json.dumps([call.name, _normalize_argument(dict(call.arguments))], sort_keys=True, default=str)
         for turn in episode.turns
         for call, result in zip(turn.reply.calls, turn.results, strict=False)
         if result.ok and (count == "succeeded" or strip_invisible(result.text) or result.images)
     ]
     return len({*counted})
-
-
-def _identify_call(call: Call) -> str:
-    """Return a text that equal calls share."""
-    return json.dumps([call.name, _normalize_argument(dict(call.arguments))], sort_keys=True, default=str)
 
 
 def _normalize_argument(value: Any, name: str = "") -> Any:

@@ -23,7 +23,8 @@ from typing import Any, overload
 from saccade.config.load import load_recipe
 from saccade.config.schema import Recipe
 from saccade.errors import ConfigError, DataError, MediaError, RunError
-from saccade.evaluation.judge_results import read_judged_episodes
+from saccade.evaluation.judge_results import apply_verdicts, read_verdicts
+from saccade.evaluation.records import read_scored_episodes
 from saccade.evaluation.runner import EvaluationProgress
 from saccade.evaluation.shards import get_results_path
 from saccade.rollouts.runner import run_episode
@@ -229,7 +230,8 @@ def read_episodes(
     source = Path(path)
     if step is not None:
         return read_rollouts(source, stage, step)
-    return read_judged_episodes(get_results_path(source, name, None) if source.is_dir() else source)
+    results = get_results_path(source, name, None) if source.is_dir() else source
+    return apply_verdicts(read_scored_episodes(results), read_verdicts(results))
 
 
 def _load(recipe: Recipe | str) -> Recipe:

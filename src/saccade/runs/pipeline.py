@@ -13,7 +13,7 @@ import json
 import logging
 import signal
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -593,14 +593,15 @@ def _train_stage(
     run.mark_begun(stage_name)
     with convert_file_errors(folder / stage_name):
         create_folder(folder / stage_name)  # records that the stage was started
-    alarms, results = AlarmMonitor(run.recipe.alarms), _replay_log(run, stage_name)
-    if last is not None and last.step and last.step not in {int(row["step"]) for row in results.training}:
+    alarms, logged_steps = AlarmMonitor(run.recipe.alarms), _read_numbers(run, stage_name)
+    validations = {int(row["step"]): row for row in _read_numbers(run, f"{stage_name}{STAGE_SUFFIX}")}
+    if last is not None and last.step and last.step not in {int(row["step"]) for row in logged_steps}:
         _logger.warning(
             "%s has no line of step %d of %s, which has a checkpoint: lines of it are lost, and curves will miss them",
             *(folder / "metrics.jsonl", last.step, stage_name),
         )
-    alarms.replay(results.training)
-    alarms.replay(map(prefix_validation, results.validations.values()))
+    alarms.replay(logged_steps)
+    alarms.replay(map(prefix_validation, validations.values()))
     writer = EpisodeWriter(folder, run.recipe.episodes.max_bytes)
     with open_loggers(folder, run.recipe) as log_to_loggers:
 
@@ -634,7 +635,7 @@ def _train_stage(
             components,
             folder=folder / stage_name,
             log_step=log_step,
-            validation=ValidationSchedule(validate, interval, results.validations),
+            validation=ValidationSchedule(validate, interval, validations),
             alarms=alarms,
             trace=trace,
             **({"on_rollouts": writer.write, "on_tokens": writer.write_tokens} if stage_name == "rl" else {}),
@@ -663,18 +664,7 @@ def _plan_trace(
     return StepTrace(step, run.path / TRACES_FOLDER / f"{stage}-step-{step:06d}.json")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Log:
-    """The rows that a run logged up to its last checkpoint: of the training, and of its validations by step."""
-
-    training: Sequence[Mapping[str, float]] = ()
-    validations: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-
-
-def _replay_log(run: Run, stage: str) -> _Log:
-    def read(name: str) -> list[dict[str, float]]:
-        rows = run.read_metrics(name)
-        return [{key: value for key, value in row.items() if isinstance(value, int | float)} for row in rows]
-
-    validations = {int(row["step"]): row for row in read(f"{stage}{STAGE_SUFFIX}")}
-    return _Log(training=read(stage), validations=validations)
+def _read_numbers(run: Run, stage: str) -> list[dict[str, float]]:
+    """Return the rows that a run has logged for a stage, without their texts."""
+    rows = run.read_metrics(stage)
+    return [{key: value for key, value in row.items() if isinstance(value, int | float)} for row in rows]

@@ -9,6 +9,7 @@ and the training continues.
 """
 
 import asyncio
+import functools
 import gzip
 import logging
 import os
@@ -82,8 +83,9 @@ class EpisodeWriter:
             open_file(part, "wb") as file,
             gzip.GzipFile(filename="", mode="wb", compresslevel=_COMPRESSION_LEVEL, fileobj=file, mtime=0) as archive,
         ):
+            relocate = functools.partial(relativize_path, self._folder, root=self._root)
             for record in records:
-                archive.write(encode_json_line(map_media_paths(record, self._relativize)))
+                archive.write(encode_json_line(map_media_paths(record, relocate)))
 
     def _write(self, path: Path, write: Callable[[Path], None]) -> None:
         try:
@@ -96,9 +98,6 @@ class EpisodeWriter:
         except SaccadeError as error:
             self._is_enabled = False
             _logger.warning("%s. The training continues and writes no more episodes", str(error).rstrip("."))
-
-    def _relativize(self, file: str) -> str:
-        return relativize_path(self._folder, file, self._root)
 
     def _delete_oldest(self, newest: Path) -> None:
         """Delete the files of the oldest steps until all take at most `max_bytes`; those of the newest one stay."""

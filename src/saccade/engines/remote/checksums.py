@@ -8,13 +8,11 @@ or in the same parts.
 import hashlib
 import re
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from saccade.engines.remote.server import Server
-from saccade.models.checkpoint_io import read_tensors
 from saccade.utils.async_utils import run_in_daemon_thread
 
 _LAYER_NAME = re.compile(
@@ -40,11 +38,6 @@ def select_names(names: Collection[str]) -> list[str]:
         for name in names
         if _NORM_NAME.fullmatch(name) or ((match := _LAYER_NAME.fullmatch(name)) and int(match[1]) in chosen)
     ]
-
-
-def read_selected(folder: Path) -> dict[str, Tensor]:
-    """Read the selected tensors of a checkpoint's folder."""
-    return read_tensors(folder, select_names)
 
 
 async def compare(server: Server, tensors: Mapping[str, Tensor]) -> int:

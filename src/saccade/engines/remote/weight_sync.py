@@ -46,6 +46,7 @@ from saccade.engines.remote.handshake import LogprobCheck
 from saccade.engines.remote.pool import Pool
 from saccade.engines.remote.server import InFlightPolicy, LoraSync, Server, ServerError
 from saccade.errors import EngineError, SaccadeError, convert_errors
+from saccade.models.checkpoint_io import read_tensors
 from saccade.protocols import WeightSource
 from saccade.utils.async_utils import gather_or_cancel, run_in_daemon_thread
 from saccade.utils.scratch import make_scratch_dir, remove_abandoned, remove_scratch_dir
@@ -138,7 +139,8 @@ class WeightSync:
 
         Raises ServerError if it holds rolled-back weights, or others than the process that syncs them has loaded.
         """
-        self.require_unrevoked(server, label)
+        if any(label.startswith(revoked) for revoked in self._revoked_labels):
+            raise ServerError(f"{server.url} holds weights that were rolled back, and must be restarted")
         if self._followed is None:
             return {label: self.version}
         if label not in self._followed.version_by_label:
@@ -250,11 +252,6 @@ class WeightSync:
             tensors = await run_in_daemon_thread(loaded.read_tensors, "saccade-weights")
             server.num_compared_tensors = await checksums.compare(server, tensors)
 
-    def require_unrevoked(self, server: Server, label: str) -> None:
-        """Raise ServerError if a server still holds a version that was rolled back."""
-        if any(label.startswith(revoked) for revoked in self._revoked_labels):
-            raise ServerError(f"{server.url} holds weights that were rolled back, and must be restarted")
-
     async def _load_into(self, server: Server, weight_version: WeightVersion) -> None:
         label = weight_version.label
         async with self._server_locks.setdefault(server, asyncio.Lock()):
@@ -339,6 +336,6 @@ class DiskTransport:
             label=label,
             adapter=label if self._lora == "adapters" else "",
             load_into=load_into,
-            read_tensors=partial(checksums.read_selected, folder) if self._lora == "merged" else dict,
+            read_tensors=partial(read_tensors, folder, checksums.select_names) if self._lora == "merged" else dict,
             release=release,
         )

@@ -167,8 +167,10 @@ class Driver:
         key, generation = lease.request.key, worker.generation
         try:
             result = await worker.actor.run_group.remote(lease.request, self._sync_state)
-            if result is None:  # its episodes have ended
-                self._end_episodes(worker, lease)
+            if result is None:  # its episodes have ended: other groups take their room while they are scored
+                if worker.leases.get(key) is lease:
+                    lease.is_running = False
+                    self._dispatch()
                 result = await worker.actor.score_group.remote(key)
         except RayTaskError as error:
             if isinstance(error.cause, AssertionError):  # Ray restarted the worker
@@ -188,12 +190,6 @@ class Driver:
         if self._leases.get(key) is lease:  # else another worker was faster
             self._finish(replace(result, wait_seconds=lease.wait_seconds or 0.0))
         self._dispatch()
-
-    def _end_episodes(self, worker: RolloutWorkerHandle, lease: Lease) -> None:
-        """Let other groups take the room of a group that is scored."""
-        if worker.leases.get(lease.request.key) is lease:
-            lease.is_running = False
-            self._dispatch()
 
     def _finish(self, result: GroupResult) -> None:
         del self._leases[result.key]

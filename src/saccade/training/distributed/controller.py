@@ -178,7 +178,8 @@ def serve_commands(worker: Any, group: Any, report: FailureReport) -> None:
         except CommandAbortedError:
             continue
         except SaccadeError as error:
-            if _is_connection_error(error.__cause__):
+            # a collective operation failed because another rank did
+            if isinstance(error.__cause__, distributed.DistError) or _GLOO_ERROR.match(str(error.__cause__)):
                 raise _report_failure(report, _describe_loss(report.rank, error.__cause__), LOST_RANK_KEY) from error
             value = error.value if isinstance(error.value, int) else None
             raise _report_failure(report, str(error), error.key, value) from error
@@ -196,11 +197,6 @@ def _describe_loss(rank: int, error: BaseException | None) -> str:
 
 
 _GLOO_ERROR = re.compile(r"\[[^\s\[]+\.cc:\d+\] (.*?)(\. |$)")
-
-
-def _is_connection_error(error: BaseException | None) -> bool:
-    """Return whether a collective operation failed because another rank did."""
-    return isinstance(error, distributed.DistError) or bool(_GLOO_ERROR.match(str(error)))
 
 
 def _shorten(error: BaseException | None) -> str:

@@ -7,7 +7,7 @@ collective operations as the others. A frozen vision tower isn't sharded.
     others: no weights (meta)   ├─broadcast──> whole unit on the device ──shard───> this rank's part
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, distributed, nn
@@ -39,7 +39,9 @@ def shard_backbone(backbone: Backbone, mesh: DeviceMesh, device: torch.device) -
     replicated = set() if is_tower_trained else set(tower.parameters())
     # Gathered again in the backward pass: a forward pass without one must not leave weights that become outdated.
     fully_shard(policy, mesh=mesh, mp_policy=mixed_precision, reshard_after_forward=True, ignored_params=replicated)
-    for module in _find_units(policy):
+    for module in policy.modules():
+        if not isinstance(module, FSDPModule):
+            continue
         module.set_gradient_divide_factor(1.0)
         if mesh.device_type == "cpu":  # gloo has no PREMUL_SUM
             module.set_force_sum_reduction_for_comms(True)
@@ -72,7 +74,3 @@ def _broadcast(tensor: Tensor, device: torch.device) -> Tensor:
         copy.copy_(tensor)
     distributed.broadcast(copy, src=0)
     return copy
-
-
-def _find_units(policy: nn.Module) -> Iterable[FSDPModule]:
-    return (module for module in policy.modules() if isinstance(module, FSDPModule))
