@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -179,19 +179,12 @@ class Library:
         summary: RunSummary = self._summaries.keep(
             run.folder, stamp, lambda: summarize_run(run.folder, lambda folder: is_running)
         )
+        problems = "; ".join(f"{file}: {text}" for file, text in run.index.problems.items())
         return {
+            **asdict(summary),
             "name": run.name,
             "path": str(run.folder),
-            "state": summary.state,
-            "progress": {stage: list(steps) for stage, steps in summary.progress.items()},
-            "newest": dict(summary.newest),
-            "best": None if summary.best is None else list(summary.best),
-            "evaluations": list(summary.evaluations),
-            "seed": summary.seed,
-            "modified": summary.modified,
-            "problem": summary.problem
-            or run.problem
-            or "; ".join(f"{file}: {text}" for file, text in run.index.problems.items()),
+            "problem": summary.problem or run.problem or problems,
             "episodes": run.index.count(),
             "indexing": run.index.num_files_left,
         }
@@ -246,10 +239,7 @@ class Library:
 
         path = run.folder / "metrics.jsonl"
         stamp = (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None
-        metrics: dict[str, list[dict[str, Any]]] = self._results.keep(
-            ("metrics", run.folder), stamp, lambda: read_metrics(run.folder)
-        )
-        return metrics
+        return self._results.keep(("metrics", run.folder), stamp, lambda: read_metrics(run.folder))
 
     def _group_by_recipe(self, names: Sequence[str]) -> dict[str, list[str]]:
         groups: defaultdict[str, list[str]] = defaultdict(list)
@@ -346,11 +336,8 @@ class Library:
 
     def list_facets(self, name: str) -> dict[str, list[tuple[str, int]]]:
         """Return the values of each facet of a run's episodes, with their numbers of episodes."""
-        index = self.get(name).index
-        facets: dict[str, list[tuple[str, int]]] = self._results.keep(
-            ("facets", self.get(name).folder), index.get_stamp(), index.list_facets
-        )
-        return facets
+        run = self.get(name)
+        return self._results.keep(("facets", run.folder), run.index.get_stamp(), run.index.list_facets)
 
     # ---- episodes --------------------------------------------------------------------------------------------------
 
@@ -482,10 +469,9 @@ class Library:
         """Compare two lists of episodes (run, stage or evaluation, step): whose verdict or answer changed, right to
         wrong first.
         """
-        rows = []
-        for name, stage, step in (first, second):
-            rows.append(self.get(name).index.list_outcomes(stage, step))
-        before, after = map(_index_by_task, rows)
+        before, after = (
+            _index_by_task(self.get(name).index.list_outcomes(stage, step)) for name, stage, step in (first, second)
+        )
         shared = [task for task in before if task in after]
         pairs = [_pair_task(before[task], after[task]) for task in shared]
         kinds = ("right → wrong", "wrong → right", "answer changed")
@@ -506,12 +492,11 @@ class Library:
             return []
         stamp = list(_stamp_files(file for path in paths for file in (path, path.with_suffix(VERDICTS_SUFFIX))))
         try:
-            tables: list[Any] = self._results.keep(("pair", *paths), stamp, lambda: self._compute(compute_pair, *paths))
+            return self._results.keep(("pair", *paths), stamp, lambda: self._compute(compute_pair, *paths))
         except DataError as error:  # the tasks differ
             return [
                 {"title": "No paired comparison", "header": [""], "rows": [[str(error)]], "bars": [], "folded": False}
             ]
-        return tables
 
 
 def _stamp_files(paths: Iterable[Path]) -> Iterator[tuple[str, int, int]]:

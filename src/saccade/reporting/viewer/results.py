@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,16 +52,9 @@ def describe_section(section: Any) -> dict[str, Any]:
 
 def describe_table(table: Table) -> dict[str, Any]:
     """Return a table as plain values."""
-    return {
-        "title": table.title,
-        "header": list(table.header),
-        "rows": [list(row) for row in table.rows],
-        "bars": [
-            {"value": bar.value, "low": bar.low, "high": bar.high, "maximum": bar.maximum, "marks": list(bar.marks)}
-            for bar in table.bars
-        ],
-        "folded": table.is_folded,
-    }
+    values = asdict(table)
+    is_folded = values.pop("is_folded")
+    return {**values, "folded": is_folded}
 
 
 class ResultsWorker:
@@ -74,14 +68,10 @@ class ResultsWorker:
     def run(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Return the function's result; its errors are raised here. Raises RunError if the process was killed."""
         context = multiprocessing.get_context("spawn")  # the server has threads, so it can't fork
-        with self._running:
-            if self._is_closed:
-                raise RunError("the viewer has ended")
-            return self._run(context, function, *arguments)
-
-    def _run(self, context: Any, function: Callable[..., Result], *arguments: Any) -> Result:
-        with ProcessPoolExecutor(1, context, os.nice, (NICENESS,)) as pool:
+        with self._running, ProcessPoolExecutor(1, context, os.nice, (NICENESS,)) as pool:
             try:
+                if self._is_closed:
+                    raise RunError("the viewer has ended")
                 with _block_interrupts():
                     started = pool.submit(os.getpid)
                 self._pid = started.result()

@@ -36,6 +36,7 @@ from saccade.media.image import encode_png
 from saccade.reporting.episode_view import encode_thumbnail
 from saccade.reporting.viewer.asking import ASKED, Questions
 from saccade.reporting.viewer.episodes import StoredEpisode, list_images
+from saccade.reporting.viewer.index import EpisodeIndex
 from saccade.reporting.viewer.library import Library, UnknownItemError
 from saccade.reporting.viewer.parameters import InvalidParameterError, check_parameters
 from saccade.reporting.viewer.plain_json import dump_json
@@ -123,11 +124,13 @@ class Viewer:
             "differences": lambda request: self._library.find_differences(request.query_params.getlist("run")),
             "benchmarks": lambda request: self._library.build_benchmarks(_get(request, "run")),
             "facets": lambda request: self._library.list_facets(_get(request, "run")),
-            "steps": lambda request: self._library.get(_get(request, "run")).index.list_steps(),
+            "steps": lambda request: self._get_index(request).list_steps(),
             "episodes": self._list_episodes,
             "position": self._find_position,
-            "step": self._build_step,
-            "advantages": self._compute_advantages,
+            "step": lambda r: self._get_index(r).list_outcomes(_get(r, "stage"), _get_int(r, "step", 0)),
+            "advantages": lambda request: self._library.compute_advantages(
+                _get(request, "run"), _get(request, "stage"), _get_int(request, "step", 0)
+            ),
             "episode": lambda r: self._library.describe_episode(_get(r, "run"), _get(r, "ref")),
             "tokens": lambda r: self._library.describe_tokens(_get(r, "run"), _get(r, "ref")),
             "compare": lambda request: self._library.compare(*_get_sides(request)),
@@ -160,7 +163,7 @@ class Viewer:
 
     def _list_episodes(self, request: Request) -> Any:
         query = request.query_params
-        total, rows = self._library.get(_get(request, "run")).index.list_episodes(
+        total, rows = self._get_index(request).list_episodes(
             dict(query),
             sort=query.get("sort", ""),
             offset=_get_int(request, "offset", 0),
@@ -169,17 +172,11 @@ class Viewer:
         return {"total": total, "rows": rows}
 
     def _find_position(self, request: Request) -> Any:
-        query = request.query_params
-        index = self._library.get(_get(request, "run")).index
+        query, index = request.query_params, self._get_index(request)
         return {"position": index.find_position(_get(request, "ref"), dict(query), query.get("sort", ""))}
 
-    def _build_step(self, request: Request) -> Any:
-        run = self._library.get(_get(request, "run"))
-        return run.index.list_outcomes(_get(request, "stage"), _get_int(request, "step", 0))
-
-    def _compute_advantages(self, request: Request) -> Any:
-        stage, step = _get(request, "stage"), _get_int(request, "step", 0)
-        return self._library.compute_advantages(_get(request, "run"), stage, step)
+    def _get_index(self, request: Request) -> EpisodeIndex:
+        return self._library.get(_get(request, "run")).index
 
     # ---- questions -------------------------------------------------------------------------------------------------
 
