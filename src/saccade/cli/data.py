@@ -46,6 +46,12 @@ def _complete_importer(incomplete: str) -> list[str]:
     return complete_name(list_plugins("data.importers"), incomplete)
 
 
+def _split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return files and settings; an argument with an equals sign is a file if it exists."""
+    settings = [word for word in arguments if "=" in word and not os.path.exists(word)]
+    return [word for word in arguments if word not in settings], settings
+
+
 @data_app.command("import")
 def _import(
     source: Annotated[
@@ -79,11 +85,10 @@ def _import(
     from saccade.media.hashing import compute_file_digest
 
     _register(answer_types)
-    # An argument with an equals sign is a file if it exists.
-    pairs = [word.partition("=") for word in arguments if "=" in word and not os.path.exists(word)]
-    files = [word for word in arguments if "=" not in word or os.path.exists(word)]
+    files, overrides = _split_arguments(arguments)
     if not files:
         raise ConfigError("there is nothing to import; name at least one file of rows", key="FILE")
+    pairs = (word.partition("=") for word in overrides)
     settings = {key: parse_yaml(value, f"the setting {key}") for key, _, value in pairs}
     importer = plugins.resolve("data.importers", source, settings)
     client = HubClient(endpoint=hub)
@@ -142,9 +147,7 @@ def _build(
     from saccade.runs.pipeline import CHAT_ENGINE
     from saccade.runs.run_lock import DATA_BUILD, hold_lock
 
-    # An argument with an equals sign is a file if it exists.
-    settings = [word for word in arguments if "=" in word and not os.path.exists(word)]
-    videos = [Path(word) for word in arguments if word not in settings]
+    videos, settings = _split_arguments(arguments)
     if not videos:
         raise ConfigError("there is no video to build from; name files or folders", key="VIDEO")
     server = [f"engine.name={CHAT_ENGINE}", f"engine.settings.url={teacher}"] if teacher else []
@@ -154,7 +157,7 @@ def _build(
     with hold_lock(folder, DATA_BUILD):
         with show_progress_lines(out) as add_task:
             build = data_build.prepare(
-                videos, folder, loaded, skip_bad=on_bad is RowErrorAction.SKIP, start_stage=add_task
+                [*map(Path, videos)], folder, loaded, skip_bad=on_bad is RowErrorAction.SKIP, start_stage=add_task
             )
         for rejection in build.rejections[:MAX_LISTED]:
             print_text(out, f"left out {rejection.item}: {rejection.reason} ({rejection.detail})", style="dim")

@@ -44,10 +44,8 @@ def verify_texts(ground_truth: str, answer: str) -> bool:
 def _parse_formula(formula: str) -> list[Any]:
     from math_verify import LatexExtractionConfig, parse
 
-    parsed: list[Any] = parse(
-        f"\\boxed{{{formula}}}", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None
-    )
-    return parsed
+    boxed = f"\\boxed{{{formula}}}"
+    return parse(boxed, [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None)
 
 
 def _serve() -> None:

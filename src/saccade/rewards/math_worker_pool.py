@@ -110,8 +110,7 @@ class MathWorkerPool:
             if not readable:
                 raise MathWorkerError(f"the math-verify process did not respond within {timeout:.0f} seconds")
             return None
-        response: dict[str, Any] = json.loads(line)
-        return response
+        return json.loads(line)
 
     def _stop_process(self, process: Process) -> None:
         self._processes.discard(process)

@@ -218,8 +218,7 @@ def render_prompt(renderer: Any, prompt: Observation) -> Segment:
 
 @functools.lru_cache(maxsize=1024)
 def _render_cached_prompt(renderer: Any, messages: tuple[Message, ...], tool_schemas: tuple[str, ...]) -> Segment:
-    segment: Segment = renderer.render(Ledger(), messages, tools=[json.loads(schema) for schema in tool_schemas])
-    return segment
+    return renderer.render(Ledger(), messages, tools=[json.loads(schema) for schema in tool_schemas])
 
 
 def parse_completion(renderer: Renderer, ledger: Ledger, completion: Completion) -> Reply:

@@ -63,15 +63,13 @@ def open_file(path: str | os.PathLike[str], mode: str = "rb", **options: Any) ->
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """Return the content of a file. Raises OSError as `open_file`."""
     with open_file(path) as file:
-        content: bytes = file.read()
-    return content
+        return file.read()
 
 
 def read_text(path: str | os.PathLike[str], *, encoding: str = "utf-8", errors: str = "strict") -> str:
     """Return the text of a file. Raises OSError as `open_file`, and ValueError for another encoding."""
     with open_file(path, "r", encoding=encoding, errors=errors) as file:
-        text: str = file.read()
-    return text
+        return file.read()
 
 
 def require_regular(path: str | os.PathLike[str]) -> None:

@@ -164,13 +164,12 @@ def parse_plain_json(text: bytes) -> Any:
 def validate_as(value: Any, item_type: type[ItemT], location: str) -> ItemT:
     """Convert a plain value to `item_type`. Raises DataError, which names `location` and has the field as key."""
     try:
-        item: ItemT = _get_type_adapter(cast(Hashable, item_type)).validate_python(value)
+        return _get_type_adapter(cast(Hashable, item_type)).validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the whole line"
         message = f"{location}, field {field}: {first['msg']} (read as {item_type.__name__})"
         raise DataError(message, key=field, value=first["input"]) from error
-    return item
 
 
 _get_type_adapter = cache(TypeAdapter[Any])  # building one is slow

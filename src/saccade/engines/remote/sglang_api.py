@@ -102,8 +102,7 @@ async def describe(server: Server) -> str:
 
 async def detokenize(server: Server, ids: Sequence[int]) -> str:
     """See ServerApi."""
-    text: str = (await server.post("/detokenize", {"tokens": list(ids), "skip_special_tokens": False}))["text"]
-    return text
+    return (await server.post("/detokenize", {"tokens": list(ids), "skip_special_tokens": False}))["text"]
 
 
 async def check_logprobs(server: Server, renderer: Renderer) -> str:

@@ -109,8 +109,7 @@ async def describe(server: Server) -> str:
 
 async def detokenize(server: Server, ids: Sequence[int]) -> str:
     """See ServerApi."""
-    text: str = (await server.post("/detokenize", {"tokens": list(ids)}))["prompt"]
-    return text
+    return (await server.post("/detokenize", {"tokens": list(ids)}))["prompt"]
 
 
 async def check_logprobs(server: Server, renderer: Renderer) -> str:

@@ -212,10 +212,9 @@ class JobPool:
     def read_file(self, name: str, suffix: str) -> dict[str, Any]:
         """Return the values of a job's JSON file; {} if it doesn't exist yet."""
         try:
-            values: dict[str, Any] = json.loads(read_text(self.folder / "jobs" / f"{name}.{suffix}"))
+            return json.loads(read_text(self.folder / "jobs" / f"{name}.{suffix}"))
         except (OSError, ValueError):
             return {}
-        return values
 
     def list_finished(self) -> list[str]:
         """Return the names of the jobs that are done."""

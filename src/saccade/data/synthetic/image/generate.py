@@ -66,8 +66,7 @@ class PictureDataset(SyntheticDataset[ContentT]):
             pixels = self.render(content, derive_seed("pixels", self.seed, split, index))
             with write_atomically(path) as partial:
                 Image.fromarray(pixels).save(partial, format="PNG", compress_level=6)
-        labels: dict[str, Any] = asdict(content)  # type: ignore[call-overload]
-        return labels
+        return asdict(content)  # type: ignore[call-overload]
 
     @abstractmethod
     def sample_grid(self, rng: random.Random) -> tuple[ContentT, GridText]:
