@@ -14,7 +14,6 @@ initial_checkpoints:
     steps: 2
     python_style_fraction: 0.5
     unclosed_think_fraction: 0.5
-    direct_fraction: 1.0
 conditions:
   one: {description: the first, variants: [plain, hot]}
   two: {description: another checkpoint without trainable groups, initial_checkpoint: other, variants: [stuck]}

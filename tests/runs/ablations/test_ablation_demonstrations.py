@@ -109,39 +109,18 @@ def test_what_sub_agents_practice_stays(seed_folder):
     )
 
 
-def test_direct_traces_are_a_matter_of_the_start(seed_folder):
-    folder = seed_folder / "starts" / "base_sft"
-    tasks, recipe = (
-        seed_folder / "dataset/train/tasks.jsonl",
-        Ablation.from_spec("gating").build_initial_checkpoint_recipe("base_sft"),
-    )
-    counts = {}
-    for share in (0.0, 1.0):
-        found = [
-            demonstration
-            for demonstration in build_demonstrations(tasks, folder, recipe, InitialCheckpoint(direct_fraction=share))
-            if not demonstration.is_auxiliary
-        ]
-        counts[share] = sum(not demonstration.children for demonstration in found)
-        assert {demonstration.task.media[0].path.split("/clips")[0] for demonstration in found} == {
-            "../../dataset/train"
-        }
-    assert counts[0.0] == 0
-    assert counts[1.0] > 4
-
-
 @pytest.mark.slow
-def test_demonstrations_of_other_tasks_are_those_of_the_dataset_rewritten(tmp_path):
+def test_demonstrations_are_those_of_the_dataset_rewritten(tmp_path):
     recipe = Ablation.from_spec("claims").build_initial_checkpoint_recipe("unclosed_think")
     config = recipe.synthetic.model_copy(update={"train": 6, "validation": 1, "test": 1})
     generate_dataset(tmp_path / "data", config, seed=0)
-    tasks, folder = tmp_path / "data/train/tasks.jsonl", tmp_path / "initial_checkpoints" / "one"
+    dataset, folder = tmp_path / "data/train/demonstrations.jsonl", tmp_path / "initial_checkpoints" / "one"
 
     def build(**settings):
-        return build_demonstrations(tasks, folder, recipe, InitialCheckpoint(**settings))
+        return build_demonstrations(dataset, folder, recipe.seed, InitialCheckpoint(**settings))
 
     plain, rewritten = build(), build(unclosed_think_fraction=1.0)
-    stored = load_demonstrations(tmp_path / "data/train/demonstrations.jsonl")
+    stored = load_demonstrations(dataset)
     assert [item.replies for item in plain] == [item.replies for item in stored]
     assert {item.task.media[0].path.split("/clips")[0] for item in plain} == {"../../data/train"}
     for before, after in zip(plain, rewritten, strict=True):

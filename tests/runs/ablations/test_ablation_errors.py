@@ -30,11 +30,15 @@ def test_plan_writes_nothing(tmp_path):
     [
         (["anchorin"], "ablation", "'anchoring'"),
         (["nowhere.yaml"], "nowhere.yaml", ""),
-        (["gating", "--seeds", 0], "--seeds", "1"),
-        (["gating", "--condition", "base_sf"], "--condition", "'base_sft'"),
-        (["gating", "rl.stepz=3"], "rl.stepz", "rl.steps"),
-        (["gating", "rl.steps=many"], "rl.steps", ""),
-        (["gating", "environment.settings.max_tool_turn=3"], "environment.settings.max_tool_turn", "'max_tool_turns'"),
+        (["anchoring", "--seeds", 0], "--seeds", "1"),
+        (["anchoring", "--condition", "well_forme"], "--condition", "'well_formed'"),
+        (["anchoring", "rl.stepz=3"], "rl.stepz", "rl.steps"),
+        (["anchoring", "rl.steps=many"], "rl.steps", ""),
+        (
+            ["anchoring", "environment.settings.max_tool_turn=3"],
+            "environment.settings.max_tool_turn",
+            "'max_tool_turns'",
+        ),
     ],
 )
 def test_invalid_argument_is_named(arguments, key, suggestion, tmp_path):
@@ -45,7 +49,7 @@ def test_invalid_argument_is_named(arguments, key, suggestion, tmp_path):
 def test_other_folder_is_left_unchanged(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for more in ([], ["--resume"]):
-        fail(RunError, "ablate", "gating", "--out", tmp_path, *more, key=tmp_path)
+        fail(RunError, "ablate", "anchoring", "--out", tmp_path, *more, key=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 

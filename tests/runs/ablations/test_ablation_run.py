@@ -14,6 +14,7 @@ from ablation_cases import SET, SMALL
 from commands import bad, fail, good, lock_elsewhere, run
 from polling import block_until
 
+import saccade
 from saccade.errors import RunError
 from saccade.runs.ablations.schedule import Ablation
 from saccade.runs.ablations.worker import lock_file
@@ -83,9 +84,9 @@ def test_variants_share_dataset_weights_and_tasks(folder, num_seeds):
 
 
 def test_variants_with_equal_weights_sample_equal_rollouts(folder):
-    one, two = (Run.open(folder / f"seed-0/one/{arm}").read_metrics("rl") for arm in ("plain", "hot"))
-    assert one[0]["sampled_tokens"] == two[0]["sampled_tokens"]
-    assert one[0]["entropy"] == two[0]["entropy"]
+    plain, hot = (saccade.read_episodes(folder / f"seed-0/one/{variant}", step=1) for variant in ("plain", "hot"))
+    assert [record.episode.ledger for record in plain] == [record.episode.ledger for record in hot]
+    assert len(plain) == 4
 
 
 def test_the_report_lists_results_and_failures(folder):
@@ -133,7 +134,7 @@ def test_finished_runs_are_not_repeated(path, folder, num_seeds):
 
 def test_a_folder_of_another_lab_is_refused(path, folder, tmp_path):
     assert str(folder) in bad("ablate", path, *SMALL, "--out", folder)
-    assert "gating" in bad("ablate", "gating", "--out", folder, "--resume")
+    assert "anchoring" in bad("ablate", "anchoring", "--out", folder, "--resume")
     assert 'settings=["synthetic' in bad("ablate", path, *SMALL[1:], "--out", folder, "--resume")
     assert "quick=false" in bad("ablate", path, *SMALL, "--quick", "--out", folder, "--resume")
     (tmp_path / "mine.yaml").write_text(SET.replace("steps: 4\nbaseline", "steps: 5\nbaseline"))

@@ -8,7 +8,7 @@ from saccade.errors import ConfigError
 from saccade.runs.ablations.schedule import Ablation, estimate_minutes
 from saccade.runs.ablations.spec import list_spec_names, load_spec
 
-EXPECTED = {"anchoring", "claims", "gating", "collapse", "selection", "dispatch", "prior", "turns", "off_policy"}
+EXPECTED = {"anchoring", "claims", "selection", "dispatch", "prior", "turns"}
 
 
 @pytest.fixture

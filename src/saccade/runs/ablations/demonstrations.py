@@ -6,33 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from saccade.chat.parser import parse_reply
-from saccade.config.schema import Recipe
-from saccade.data.dataset import load_demonstrations, load_tasks
-from saccade.data.synthetic.generate import FRAME_BUDGETS, build_tool_call_demonstrations
+from saccade.data.dataset import load_demonstrations
 from saccade.media.relocation import map_media_paths
 from saccade.runs.ablations.spec import InitialCheckpoint
 from saccade.types import Demonstration
 from saccade.utils.hashing import derive_seed
 from saccade.utils.jsonl import relativize_path
 
-DIRECT_FRACTION = 0.4  # of the demonstrations of a checkpoint that doesn't set it
-
 
 def build_demonstrations(
-    tasks_path: Path, folder: Path, recipe: Recipe, initial_checkpoint: InitialCheckpoint
+    dataset_path: Path, folder: Path, seed: int, initial_checkpoint: InitialCheckpoint
 ) -> list[Demonstration]:
-    """Build the demonstrations of an initial checkpoint, with media paths relative to `folder`."""
-    if recipe.synthetic.tasks == "tiling":
-        fraction = initial_checkpoint.direct_fraction
-        demonstrations = build_tool_call_demonstrations(
-            load_tasks(tasks_path),
-            seed=recipe.seed,
-            frame_budgets=tuple(dict.fromkeys(recipe.frame_budgets or FRAME_BUDGETS)),
-            direct_share=DIRECT_FRACTION if fraction is None else fraction,
-        )
-    else:
-        demonstrations = load_demonstrations(tasks_path.parent / "demonstrations.jsonl")
-    rewritten = (rewrite_demonstration(item, initial_checkpoint, recipe.seed) for item in demonstrations)
+    """Rewrite the demonstrations of a dataset for an initial checkpoint, with media paths relative to `folder`."""
+    demonstrations = load_demonstrations(dataset_path)
+    rewritten = (rewrite_demonstration(item, initial_checkpoint, seed) for item in demonstrations)
     return [map_media_paths(item, lambda path: relativize_path(folder, path, folder.parents[1])) for item in rewritten]
 
 

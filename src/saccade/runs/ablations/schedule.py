@@ -173,14 +173,6 @@ class Ablation(Section):
             recipe = self.build_initial_checkpoint_recipe(name)
             check_recipe(recipe, ["sft"])
             _require_equal_synthetic(recipe, shared, f"initial checkpoint {name}")
-            fraction = self.spec.initial_checkpoints[name].direct_fraction
-            if fraction is not None and recipe.synthetic.tasks != "tiling":
-                raise ConfigError(
-                    f"direct_fraction={fraction:g} of the initial checkpoint {name} has no effect with "
-                    f"synthetic.tasks={recipe.synthetic.tasks}; remove it",
-                    key="direct_fraction",
-                    value=fraction,
-                )
         for condition, variant in self.list_cells():
             recipe = self.build_recipe(condition, variant)
             check_recipe(recipe)

@@ -57,8 +57,6 @@ class InitialCheckpoint(Section):
     description: str = ""
     continues_from: str | None = None
     steps: PositiveInt = 400
-    # demonstrations without a call, of those whose overview shows the answer; of the tasks `tiling` alone, there 0.4
-    direct_fraction: Fraction | None = None
     python_style_fraction: Fraction = 0.0  # demonstrations with Python-style calls
     unclosed_think_fraction: Fraction = 0.0  # demonstrations that leave the think tag open
     one_call_per_turn: bool = False

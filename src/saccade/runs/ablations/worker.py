@@ -133,10 +133,10 @@ def train_initial_checkpoint(ablation: Ablation, job: Job, folder: Path, progres
     recipe = with_data_paths(recipe, model_path, "demonstrations.jsonl")
     resume = (job_folder / "recipe.yaml").exists()
     if not resume:
-        tasks_path = folder / f"seed-{job.seed}" / "data" / "train" / "tasks.jsonl"
+        dataset_path = folder / f"seed-{job.seed}" / "data" / "train" / "demonstrations.jsonl"
         with convert_file_errors(job_folder):
             job_folder.mkdir(parents=True, exist_ok=True)
-            demonstrations = build_demonstrations(tasks_path, job_folder, recipe, initial_checkpoint)
+            demonstrations = build_demonstrations(dataset_path, job_folder, recipe.seed, initial_checkpoint)
             write_jsonl(job_folder / "demonstrations.jsonl", demonstrations)
 
     def report_step(step: int, row: Mapping[str, float]) -> None:
