@@ -208,7 +208,7 @@ def test_figures_of_experiments(name):
 
 
 def test_every_report_has_its_section():
-    assert {path.parent.name for path in ROOT.glob("docs/experiments/*/results.json")} == set(SECTIONS)
+    assert {path.parent.name for path in ROOT.glob("docs/experiments/*/results.json")} <= set(SECTIONS)
     assert set(TRACES) == {*SECTIONS, "README.md", "scale.md"}
 
 
