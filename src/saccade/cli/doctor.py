@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from saccade.cli.terminal import MODEL_OR_SERVER, Settings, complete_recipe, print_table
+from saccade.cli.terminal import MODEL_OR_SERVER, BenchmarkFolder, Settings, complete_recipe, print_table
 from saccade.config.load import load_recipe
 from saccade.config.schema import STAGES
 from saccade.errors import RunError
@@ -32,9 +32,7 @@ def doctor(
     ] = 1,
     stage: Annotated[str, typer.Option(help="The stages to check, of sft,rl,eval.")] = "",
     benchmarks: Annotated[str, typer.Option(help="Benchmarks of the evaluation, such as videomme,mlvu.")] = "",
-    benchmark_data: Annotated[Path, typer.Option(help="A folder with a copy of each by name; or hub:main.")] = Path(
-        "data"
-    ),
+    benchmark_data: BenchmarkFolder = Path("data"),
 ) -> None:
     """Check this machine (versions, device, video, disk, sandbox), or everything that a run of a recipe needs:
     settings, extras, device, model, data, context, memory, disk, servers, sandbox. No weights are loaded.

@@ -20,6 +20,7 @@ from saccade.cli.benchmark import (
 )
 from saccade.cli.terminal import (
     MODEL_OR_SERVER,
+    BenchmarkFolder,
     RunFolder,
     Settings,
     complete_name,
@@ -98,9 +99,7 @@ def evaluate(
         str,
         typer.Option(help="Benchmarks instead of tasks, such as videomme,mlvu.", autocompletion=_complete_benchmark),
     ] = "",
-    benchmark_data: Annotated[Path, typer.Option(help="A folder with a copy of each by name; or hub:main.")] = Path(
-        "data"
-    ),
+    benchmark_data: BenchmarkFolder = Path("data"),
     scoring: ScoringMode = "strict",
     allow_incomplete: Annotated[
         bool, typer.Option("--allow-incomplete", help="Accept a copy with fewer questions than published.")

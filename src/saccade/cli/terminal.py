@@ -88,6 +88,7 @@ Settings = Annotated[
     list[str] | None,
     typer.Argument(help="Settings of the recipe, such as rl.optim.lr=1e-6.", autocompletion=complete_setting),
 ]
+BenchmarkFolder = Annotated[Path, typer.Option(help="A folder with a copy of each by name; or hub:main.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder.", autocompletion=complete_run)]
 ModelPath = Annotated[
     str | None, typer.Option("--model", help="A checkpoint, a run for its newest one, or a model of the hub.")
