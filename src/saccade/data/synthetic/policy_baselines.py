@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from saccade.config.schema import NeedlesConfig
-from saccade.data.synthetic.dataset import read_dataset_file
+from saccade.data.synthetic.dataset import ContentT, SyntheticDataset, read_dataset_file
 from saccade.types import Task
 
 NO_DECISION = "no_decision"
@@ -63,12 +63,21 @@ def add_policy_baselines(tasks: Sequence[Task], settings: NeedlesConfig) -> list
     return [replace(task, extras={**task.extras, **extras}) for task in tasks]
 
 
-def find_wrong_policies(root: Path, tasks: Sequence[Task]) -> list[str]:
-    """Return a problem if the policies in the tasks of a split aren't those of the dataset's settings."""
-    settings = NeedlesConfig.model_validate(read_dataset_file(root / "dataset.json")["settings"]["needles"])
-    expected = add_policy_baselines(tasks, settings)
-    wrong = [task.id for task, right in zip(tasks, expected, strict=True) if task.extras != right.extras]
-    return [f"the policies of {wrong[0]} and {len(wrong) - 1} more tasks don't follow from the tasks"] if wrong else []
+class PolicyDataset(SyntheticDataset[ContentT]):
+    """A dataset whose tasks hold what baseline policies score on their split."""
+
+    def build_tasks(self, contents: Sequence[ContentT], split: str) -> list[Task]:
+        """Build a task per file."""
+        return add_policy_baselines(super().build_tasks(contents, split), self.config.needles)
+
+    @classmethod
+    def find_split_problems(cls, root: Path, tasks: Sequence[Task]) -> list[str]:
+        """Find tasks whose policies aren't those of the dataset's settings."""
+        settings = NeedlesConfig.model_validate(read_dataset_file(root / "dataset.json")["settings"]["needles"])
+        expected = add_policy_baselines(tasks, settings)
+        wrong = [task.id for task, right in zip(tasks, expected, strict=True) if task.extras != right.extras]
+        problem = "the policies of {} and {} more tasks don't follow from the tasks"
+        return [problem.format(wrong[0], len(wrong) - 1)] if wrong else []
 
 
 def get_tool_call_penalty(kind: str, settings: NeedlesConfig) -> float:

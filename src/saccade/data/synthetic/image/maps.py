@@ -8,7 +8,6 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from saccade.data.synthetic.image.render import GLYPHS, Pixels, compute_glyph_ma
 from saccade.data.synthetic.image.text_templates import normalize_box
 from saccade.data.synthetic.needles.clip import require_few_calls
 from saccade.data.synthetic.needles.demonstrations import NAMED_PER_CLIP, NEEDLE_SHARE
-from saccade.data.synthetic.policy_baselines import add_policy_baselines, find_wrong_policies
+from saccade.data.synthetic.policy_baselines import PolicyDataset
 from saccade.data.synthetic.questions import Question
 from saccade.data.synthetic.render import INK, WHITE, draw_events
 from saccade.data.synthetic.text_templates import LOOK_CLOSER, NONE_TEXT, format_answer_reply
@@ -54,7 +53,7 @@ def compute_ground_truth(task: Task, scene: MapScene) -> str:
     return scene.entries[scene.place].symbol
 
 
-class MapDataset(PictureDataset[MapScene]):
+class MapDataset(PolicyDataset[MapScene], PictureDataset[MapScene]):
     """A dataset of maps."""
 
     contents_seed, noun, count_key = "maps", "entries", "synthetic.needles.num_places"
@@ -78,15 +77,6 @@ class MapDataset(PictureDataset[MapScene]):
     def sample_for_index(self, rng: random.Random, index: int) -> MapScene:
         """Sample the picture with this number in its split."""
         return sample_map(self.config, rng, index)
-
-    def build_tasks(self, contents: Sequence[MapScene], split: str) -> list[Task]:
-        """Build a task per picture, with what baseline policies score on the split."""
-        return add_policy_baselines(super().build_tasks(contents, split), self.config.needles)
-
-    @classmethod
-    def find_split_problems(cls, root: Path, tasks: Sequence[Task]) -> list[str]:
-        """Find tasks whose baseline policies don't follow from them."""
-        return find_wrong_policies(root, tasks)
 
     def build_demonstrations(self, tasks: Sequence[Task], contents: list[MapScene]) -> list[Demonstration]:
         """Build demonstrations that don't show where to look."""

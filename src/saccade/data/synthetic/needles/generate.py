@@ -2,20 +2,19 @@
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 from saccade.config.schema import SyntheticConfig
 from saccade.data.synthetic.generate import ClipDataset
 from saccade.data.synthetic.needles import questions
 from saccade.data.synthetic.needles.clip import NeedleClip, require_few_calls, require_places, sample_clip
 from saccade.data.synthetic.needles.demonstrations import build_needle_demonstrations
-from saccade.data.synthetic.policy_baselines import add_policy_baselines, find_wrong_policies
+from saccade.data.synthetic.policy_baselines import PolicyDataset
 from saccade.data.synthetic.render import Frames, draw_events, draw_gauge
 from saccade.types import Demonstration, Task
 from saccade.utils.hashing import derive_seed
 
 
-class NeedleDataset(ClipDataset[NeedleClip]):
+class NeedleDataset(PolicyDataset[NeedleClip], ClipDataset[NeedleClip]):
     """A dataset of clips with one needle each."""
 
     contents_seed, noun, count_key = "needles", "needles", "synthetic.clip_seconds"
@@ -36,15 +35,6 @@ class NeedleDataset(ClipDataset[NeedleClip]):
     def sample_for_index(self, rng: random.Random, index: int) -> NeedleClip:
         """Sample the clip with this number in its split."""
         return sample_clip(self.config, rng, index)
-
-    def build_tasks(self, contents: Sequence[NeedleClip], split: str) -> list[Task]:
-        """Build a task per clip, with what baseline policies score on the split."""
-        return add_policy_baselines(super().build_tasks(contents, split), self.config.needles)
-
-    @classmethod
-    def find_split_problems(cls, root: Path, tasks: Sequence[Task]) -> list[str]:
-        """Find tasks whose baseline policies don't follow from them."""
-        return find_wrong_policies(root, tasks)
 
     def build_demonstrations(self, tasks: Sequence[Task], contents: list[NeedleClip]) -> list[Demonstration]:
         """Build demonstrations that don't show where to look."""
