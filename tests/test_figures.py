@@ -113,7 +113,9 @@ def test_figures_of_the_readme(collect_results):
 
 # ---- the sizes of the model ----------------------------------------------------------------------------------------
 
-SCALE = json.loads((ROOT / "docs" / "results" / "scale.json").read_text())
+SCALE, LONGER_SFT = (
+    json.loads((ROOT / "docs" / "results" / name).read_text()) for name in ("scale.json", "scale_450_sft_steps.json")
+)
 
 
 @pytest.fixture
@@ -122,8 +124,20 @@ def model_scale(monkeypatch):
     return importlib.import_module("model_scale")
 
 
+def list_scale_entries():
+    entries = {f"{entry['hidden_size']} × {entry['num_layers']}, seed {entry['seed']}": entry for entry in SCALE}
+    return entries | {f"450 steps of SFT, seed {entry['seed']}": entry for entry in LONGER_SFT}
+
+
 def look_up_scale(source, figure):
-    value = {f"{entry['hidden_size']} × {entry['num_layers']}, seed {entry['seed']}": entry for entry in SCALE}
+    if source.startswith("seeds of "):  # [mean, low, high]
+        label, _, key = source.removeprefix("seeds of ").partition("/")
+        gains = [entry[key][0] for name, entry in list_scale_entries().items() if name.startswith(f"{label}, seed ")]
+        return [fmean(gains), *compute_seed_interval(gains)]
+    value = list_scale_entries()
+    if source.endswith("/step of 0.9"):  # at which the sampled accuracy, averaged over five steps, first reaches 0.9
+        accuracy = value[source.partition("/")[0]]["sampled_accuracy"]
+        return next(5 * (i + 1) for i, average in enumerate(accuracy) if average >= 0.9)
     for part in source.split("/"):
         value = value[int(part)] if isinstance(value, list) else value[part]
     return value / 1e6 if source.endswith("/parameters") else value
@@ -132,7 +146,7 @@ def look_up_scale(source, figure):
 def read_scale(model_scale):
     """Return the page on sizes without its tables, which are generated from the file."""
     text = (ROOT / "docs" / "experiments" / "scale.md").read_text()
-    for table in (model_scale.format_sizes(SCALE), model_scale.format_runs(SCALE)):
+    for table in (model_scale.format_sizes(SCALE), *map(model_scale.format_runs, (SCALE, LONGER_SFT))):
         assert table in text
         text = text.replace(table, "")
     return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
@@ -143,9 +157,11 @@ def test_figures_of_the_page_on_sizes(model_scale):
 
 
 def test_runs_of_several_sizes_differ_in_size_and_seed_alone():
-    assert len({json.dumps([entry["settings"], entry["tasks"], entry["clips"]]) for entry in SCALE}) == 1
-    assert len({(entry["parameters"], entry["seed"]) for entry in SCALE}) == len(SCALE)
-    for entry in SCALE:
+    for entries, num_sft_steps in ((SCALE, 150), (LONGER_SFT, 450)):
+        assert len({(entry["parameters"], entry["seed"]) for entry in entries}) == len(entries)
+        settings = [{**entry["settings"], "tasks": entry["tasks"], "clips": entry["clips"]} for entry in entries]
+        assert all(each == {**settings[0], "sft.steps": num_sft_steps} for each in settings)
+    for entry in SCALE + LONGER_SFT:
         assert entry["tasks"] == entry["clips"] == entry["settings"]["synthetic.test"]
         for name, (first, second) in {"gain_1x": ("before", "1x"), "gain_4x": ("before", "4x")}.items():
             assert entry[name][0] == pytest.approx(entry[second]["accuracy"][0] - entry[first]["accuracy"][0])
