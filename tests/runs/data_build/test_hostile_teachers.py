@@ -89,13 +89,15 @@ def check(done, folder, clip, *settings):
 @pytest.mark.parametrize("stage", ["captions", "questions", "no_video", "votes", "demonstrations", "sub-agent"])
 def test_nonsense_at_any_stage(stage, clip, tmp_path):
     """The other stages are taught as usual, so that all of them receive what the nonsense led to."""
+    # Types are drawn by the clip's bytes, and two scenes of a color share their question of when it is on screen.
+    types = "data_build.questions.answer_types=[choice,open,number]"
     numbers = itertools.count()
 
     def reply(number, body):
         return NONSENSE[next(numbers) % len(NONSENSE)] if identify(body) == stage else None
 
-    done, _ = run_build(reply, clip, tmp_path / "out")
-    report = check(done, tmp_path / "out", clip)
+    done, _ = run_build(reply, clip, tmp_path / "out", types)
+    report = check(done, tmp_path / "out", clip, types)
     assert next(numbers) >= len(NONSENSE)
     if stage == "captions":
         assert sum(report["rejected"]["captions"].values()) == report["counts"]["scenes"] == len(NONSENSE)
