@@ -236,10 +236,10 @@ class Local:
         if not self._rows.requests:
             return
         started = time.perf_counter()
-        count, device = len(self._rows), self._backbone.device
-        rows = self._rows
+        rows, device = self._rows, self._backbone.device
+        count = len(rows)
         self._kv_cache.prepare(count, 1, rows.max_length - 1, is_even=rows.are_even, runs=rows.runs)
-        ids, positions = (torch.from_numpy(values).to(device) for values in self._rows.get_newest())
+        ids, positions = (torch.from_numpy(values).to(device) for values in rows.get_newest())
         if self._decoder is not None:
             hidden = self._decoder.forward(ids, positions, self._kv_cache)
         else:

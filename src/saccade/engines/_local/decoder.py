@@ -206,13 +206,12 @@ def _attend(
     parts = []
     for run in runs:
         rows = slice(run.start, run.stop)
-        attend_rows = _attend_shared if run.shared_length else _attend_separate
-        run_mask = None if mask is None else mask[rows]
-        parts.append(attend_rows(query[rows], keys[rows], values[rows], run_mask, run.shared_length))
+        of_rows = query[rows], keys[rows], values[rows], None if mask is None else mask[rows]
+        parts.append(_attend_shared(*of_rows, run.shared_length) if run.shared_length else _attend_separate(*of_rows))
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _attend_separate(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, _: int) -> Tensor:
+def _attend_separate(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     # A few queries per row are tiny products, for which torch's kernels take three times as long as numpy's.
     scores = torch.from_numpy(np.matmul(query.numpy(), keys.numpy().swapaxes(-1, -2)))
     if mask is not None:
