@@ -221,3 +221,16 @@ def test_the_kind_of_a_plugin_file_is_that_of_its_object(tmp_path):
     path.write_text("from saccade import protocols\nclass Mine(protocols.ChatEngine): ...\nclass Other: ...\n")
     assert plugins.is_subclass("engines", str(path), ChatEngine)
     assert not plugins.is_subclass("engines", f"{path}:Other", ChatEngine)
+
+
+def test_a_setting_may_have_an_annotation_that_cannot_be_hashed(tmp_path):
+    path = tmp_path / "unhashed.py"
+    path.write_text(
+        "from typing import Annotated\n"
+        "def unhashed(*, values: Annotated[list[int], {'unit': []}] = []):\n"
+        "    return values\n"
+    )
+    assert plugins.resolve("estimators", str(path), {"values": ["1", 2]})() == [1, 2]
+    with pytest.raises(ConfigError) as caught:
+        plugins.resolve("estimators", str(path), {"values": ["one"]})
+    assert caught.value.value == ["one"]

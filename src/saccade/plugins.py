@@ -316,7 +316,7 @@ def _validate_setting(folder: str, name: str, parameter: inspect.Parameter, valu
     if parameter.annotation is parameter.empty:
         return value
     try:
-        checked = TypeAdapter(parameter.annotation).validate_python(refuse_bool(value, parameter.annotation))
+        checked = _build_adapter(parameter.annotation).validate_python(refuse_bool(value, parameter.annotation))
         expected = ""
     except ValidationError as error:
         checked, expected = None, error.errors()[0]["msg"].lower()
@@ -328,6 +328,19 @@ def _validate_setting(folder: str, name: str, parameter: inspect.Parameter, valu
         message = f"{folder}/{name}: the setting {parameter.name!r} can't be {value!r}: {expected}"
         raise ConfigError(message, key=_get_setting_key(folder, name, parameter.name), value=value)
     return checked
+
+
+def _build_adapter(annotation: Any) -> TypeAdapter[Any]:
+    # Each episode validates its tools' settings, and building an adapter takes far longer than using it.
+    try:
+        return _build_cached_adapter(annotation)
+    except TypeError:  # an annotation that can't be hashed
+        return TypeAdapter(annotation)
+
+
+@functools.cache
+def _build_cached_adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation)
 
 
 def refuse_bool(value: Any, annotation: Any) -> Any:

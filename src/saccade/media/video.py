@@ -118,7 +118,7 @@ class VideoIndex:
             message = f"{end}: it has no frame at {time:.1f} s; ask for an earlier time"
             raise MediaError(message, key=self.info.path, value=time)
         # A time rounded down to the millisecond precedes its frame, by half a millisecond at most.
-        number = int(np.searchsorted(self.times, time + 0.0005 + 1e-6, side="right")) - 1
+        number = int(self.times.searchsorted(time + 0.0005 + 1e-6, side="right")) - 1
         while number > 0 and min(self.times[number], round_to_milliseconds(self.times[number])) > time + 1e-6:
             number -= 1
         return max(0, number)
