@@ -516,7 +516,7 @@ def _compute_display_size(frame: VideoFrame, stream: VideoStream) -> tuple[int, 
 def _scale_upright(frame: VideoFrame, size: tuple[int, int], scaler: VideoReformatter) -> NDArray[np.uint8]:
     swap_axes, mirror_x, mirror_y = _read_orientation(frame)
     width, height = size[::-1] if swap_axes else size
-    scaled = scaler.reformat(frame, width, height, "rgb24", interpolation="BICUBIC")
+    scaled = scaler.reformat(frame, width, height, "rgb24", interpolation="BICUBIC", threads=1)
     pixels = scaled.to_ndarray()
     pixels = pixels.transpose(1, 0, 2) if swap_axes else pixels
     pixels = pixels[:, ::-1] if mirror_x else pixels
