@@ -10,6 +10,7 @@ from saccade.config.load import load_recipe
 from saccade.data.synthetic import text_templates, validate_dataset
 from saccade.errors import ConfigError, RunError
 from saccade.evaluation.compare import read_evaluations
+from saccade.reporting.examples import summarize_example
 from saccade.runs.run_folder import Run
 
 EVALUATIONS = {f"after_{stage}_{mode}" for stage in ("sft", "rl") for mode in ("sampled", "greedy", "no_tools")}
@@ -44,6 +45,16 @@ def test_output_has_stages_and_headline(output, folder):
     for label in ("after SFT", "after RL", "sampled", "greedy", "greedy, no tools"):
         assert label in output
     assert output.rstrip().endswith(f"Report: {folder / 'report.html'}")
+
+
+def test_one_wrong_question_is_shown_after_each_evaluation(output, folder):
+    found = read_evaluations(folder)
+    wrong = {one.episode.task.digest: one for one in found["after_sft_greedy"].scored if not one.score.is_correct}
+    before = wrong[min(wrong)]
+    after = next(one for one in found["after_rl_greedy"].scored if one.episode.task.digest == min(wrong))
+    lines = [line for line in output.splitlines() if before.episode.task.question in line]
+    assert len(lines) == 2
+    assert [summarize_example(one) in line for one, line in zip((before, after), lines, strict=True)] == [True, True]
 
 
 def test_data_is_valid(folder):

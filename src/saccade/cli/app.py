@@ -373,6 +373,8 @@ def demo(
     from saccade.runs.demo import run_demo
 
     with show_progress_lines(out) as add_task:
-        report_path, tables = run_demo(folder, recipe, resume=resume, add_task=add_task)
+        report_path, tables = run_demo(
+            folder, recipe, resume=resume, add_task=add_task, show_text=functools.partial(print_text, out)
+        )
     print_tables(tables)
     print_text(out, f"Report: {report_path}")

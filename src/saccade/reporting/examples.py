@@ -178,6 +178,17 @@ def describe_example(example: Example, load_pixels: PixelLoader | None = None) -
     )
 
 
+def summarize_example(scored: ScoredEpisode) -> str:
+    """Return an episode's question, calls, answer and verdict in one line."""
+    episode = scored.episode
+    calls = [format_call(call) for turn in episode.turns for call in turn.reply.calls]
+    answer = "no answer" if episode.answer is None else f"answers “{format_answer(episode.answer)}”"
+    truth = format_answer(episode.task.ground_truth)
+    verdict = f"{describe_verdict(scored)}; the answer is “{truth}”"
+    texts = [f"“{episode.task.question}”", *(calls or ["no call"]), f"{answer} ({verdict})"]
+    return shorten("; ".join(texts))
+
+
 def shorten(text: str) -> str:
     """Return a text in one line of at most MAX_CHARS characters, with the number of those that are left out."""
     line = " ".join(text[: 8 * MAX_CHARS].split())

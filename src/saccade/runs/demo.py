@@ -27,6 +27,7 @@ from saccade.evaluation.compare import (
 )
 from saccade.evaluation.runner import EvaluationProgress, has_tools
 from saccade.media.cache import CachingMediaLoader
+from saccade.metrics.episode_metrics import get_task_digest
 from saccade.metrics.looking import LOOKING_LABELS, NO_DECISION, POLICY_LABELS
 from saccade.metrics.tables import (
     Table,
@@ -39,11 +40,13 @@ from saccade.metrics.tables import (
 from saccade.reporting.comparison_report import build_last_sections
 from saccade.reporting.console import UpdateProgress, format_step
 from saccade.reporting.evaluation_report import format_policy
+from saccade.reporting.examples import summarize_example
 from saccade.reporting.run_report import write_report
 from saccade.runs import evaluation, pipeline
 from saccade.runs.run_folder import RESUMABLE_KEYS, Run
 from saccade.runs.run_lock import TRAINING, RunLock
 from saccade.training.step_timer import measure_peak_memory
+from saccade.types import ScoredEpisode
 from saccade.utils.files import convert_file_errors
 
 DATA_DESCRIPTIONS = {"video": "videos with short events", "image": "images with small objects"}
@@ -61,15 +64,29 @@ SECTION_STAGES = {"sft": "sft", "evaluation": "sft_evaluation", "rl": "rl"}  # r
 
 
 def run_demo(
-    folder: Path, recipe: Recipe, *, resume: bool = False, add_task: Callable[[str], UpdateProgress]
+    folder: Path,
+    recipe: Recipe,
+    *,
+    resume: bool = False,
+    add_task: Callable[[str], UpdateProgress],
+    show_text: Callable[[str], None] = lambda text: None,
 ) -> tuple[Path, list[Table]]:
-    """Run or resume the whole pipeline in `folder`; return the report page, and the tables for the terminal."""
+    """Run or resume the whole pipeline in `folder`; return the report page, and the tables for the terminal.
+
+    After each evaluation `show_text` receives what became of one question, the same before and after RL.
+    """
     with RunLock(folder, TRAINING) as lock:
-        return _run_demo(folder, recipe, lock, resume=resume, add_task=add_task)
+        return _run_demo(folder, recipe, lock, resume=resume, add_task=add_task, show_text=show_text)
 
 
 def _run_demo(
-    folder: Path, recipe: Recipe, lock: RunLock, *, resume: bool, add_task: Callable[[str], UpdateProgress]
+    folder: Path,
+    recipe: Recipe,
+    lock: RunLock,
+    *,
+    resume: bool,
+    add_task: Callable[[str], UpdateProgress],
+    show_text: Callable[[str], None],
 ) -> tuple[Path, list[Table]]:
     # Absolute: the relative path demo/model would name a model of the hub as long as there is no such folder.
     model = (folder / "model").absolute()
@@ -92,6 +109,9 @@ def _run_demo(
             runner.run_stage(name, stage_fn, update_progress)
         seconds = run.read_json(f"finished_stages/{name}.json").get("seconds")
         update_progress(None, "done" if seconds is None else f"done, {format_duration(seconds)}")
+        stage = name.removesuffix("_evaluation")
+        if stage != name and (example := runner.choose_example(stage)):
+            show_text(f"    {EVALUATED_STAGES[stage]}: {summarize_example(example)}")
     return runner.write_report(add_task(f"{len(stages) + 1}/{len(stages) + 1} Report: tables, curves, episodes"))
 
 
@@ -175,6 +195,16 @@ class DemoRunner:
                 on_progress=report_progress,
             )
         return {}
+
+    def choose_example(self, stage: str) -> ScoredEpisode | None:
+        """Return a stage's greedy episode of one question: the first, by task digests, that is wrong after SFT."""
+        finished = read_evaluations(self.run.path)
+        before, episodes = (
+            {get_task_digest(scored): scored for scored in finished[f"after_{name}_{GREEDY}"].scored}
+            for name in ("sft", stage)
+        )
+        graded = sorted(before.keys() & episodes.keys(), key=lambda digest: (before[digest].score.is_correct, digest))
+        return episodes[graded[0]] if graded else None
 
     def list_modes(self) -> tuple[str, ...]:
         """Return the modes of the evaluations; an environment without tools has no no-tool control."""
