@@ -22,6 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 Seconds = tuple[float, float]  # by the clock, of CPU time
 T = TypeVar("T")
@@ -147,6 +148,7 @@ def count_stored_bytes() -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # looking at an object may
         tensors = [item for item in gc.get_objects() if isinstance(item, torch.Tensor)]
+    tensors = [item for item in tensors if not is_traceable_wrapper_subclass(item)]  # made of other tensors
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 

@@ -33,13 +33,16 @@ from saccade.training.optimizer import Optimizer
 from saccade.training.train_step import train_step
 
 WORDS = 8000  # of the vocabulary
-# By name: settings of the recipe's model, the frames of the prompt, the replies' tokens.
+# By name: settings of the recipe's model (or, with "optim.", of its optimizer), the frames of the prompt, the replies'
+# tokens.
 CASES: Mapping[str, tuple[Mapping[str, Any], int, int]] = {
     "all weights": ({}, 100, 95),
     "all weights, checkpointing": ({"activation_checkpointing": True}, 100, 95),
     "all weights, long replies": ({}, 20, 400),
     "all weights, many frames": ({}, 300, 95),
     "all weights, bfloat16": ({"dtype": "bfloat16"}, 100, 95),
+    "all weights, 8-bit moments": ({"optim.name": "adamw_8bit"}, 100, 95),
+    "all weights, bfloat16, 8-bit moments": ({"dtype": "bfloat16", "optim.name": "adamw_8bit"}, 100, 95),
     "language model": ({"trained_weights": "language_model"}, 100, 95),
     "LoRA": ({"lora_rank": 8}, 100, 95),
     "LoRA, checkpointing": ({"lora_rank": 8, "activation_checkpointing": True}, 300, 95),
@@ -55,7 +58,8 @@ def measure_case(name: str, options: argparse.Namespace) -> dict[str, float]:
         make_tiny_model(folder, hidden_size=options.hidden, num_layers=options.layers, vocabulary_text=words)
         sizes = read_sizes(folder)
         model = {"path": folder, "device": options.device, "num_threads": 1, **settings}
-        recipe = load_recipe("tiny/base").with_values({f"model.{key}": value for key, value in model.items()})
+        values = {f"rl.{key}" if "." in key else f"model.{key}": value for key, value in model.items()}
+        recipe = load_recipe("tiny/base").with_values(values)
         backbone = Backbone(recipe.model)
     optim = recipe.rl.optim
     optimizer = Optimizer(backbone.model, optim, num_steps=10**6)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "requirements"
-EXTRAS = ("data", "lora", "math", "track", "openenv", "view")
+EXTRAS = ("data", "lora", "lowbit", "math", "track", "openenv", "view")
 HEADERS = {
     "gpu.txt": "Saccade and its extras with a CUDA build of torch",
     "vllm-gpu.txt": "vLLM built for CUDA with all that it needs, for an environment of its own",

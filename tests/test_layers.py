@@ -66,6 +66,7 @@ OWNERS = {
     "transformers": ("models",),
     "tokenizers": ("chat.tokenizer", "models.tiny_tokenizer"),
     "peft": ("models.lora",),
+    "torchao": ("training.adamw_8bit",),
     "safetensors": ("models",),
     "jinja2": ("reporting.report",),
     "tensorboard": ("reporting.loggers.tensorboard",),

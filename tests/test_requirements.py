@@ -10,6 +10,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ("gpu.txt", "vllm-gpu.txt")
+EXTRAS = ("data", "lora", "lowbit", "math", "track", "openenv", "view")  # of the lock for GPUs
 
 
 def read_lines(filename):
@@ -44,7 +45,7 @@ def test_the_lock_for_gpus_has_the_versions_that_the_tests_run_with():
 
 def test_the_lock_for_gpus_satisfies_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [project["optional-dependencies"][name] for name in ("data", "lora", "math", "track", "openenv", "view")]
+    extras = [project["optional-dependencies"][name] for name in EXTRAS]
     locked = read_versions("gpu.txt")
     for text in (*project["dependencies"], *(line for lines in extras for line in lines)):
         requirement = Requirement(text)

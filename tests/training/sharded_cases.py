@@ -7,6 +7,7 @@ several nodes are simulated by the environment of their processes.
 """
 
 import errno
+import importlib.util
 import json
 import os
 import pickle
@@ -41,6 +42,7 @@ from saccade.types import TrainingSample
 from saccade.utils.rank_exit import exit_rank
 
 STEPS = 5
+HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
 ADAMW = ("sft.optim.name=adamw", "rl.optim.name=adamw", "sft.optim.lr=1e-4", "rl.optim.lr=1e-4")
 # One row per micro-batch: they outnumber the ranks, and their number isn't always a multiple.
 SMALL_ROWS = ("sft.pack_length=64", "sft.micro_batch_size=1", "rl.pack_length=64", "rl.micro_batch_size=1")
@@ -82,6 +84,8 @@ CASES = {
     "sft lora": Case("sft", (*ADAMW, "model.lora_rank=2")),
     # Newton-Schulz iterates in bfloat16, which makes rounding differences of a gradient visible.
     "sft muon": Case("sft", ("sft.optim.name=muon", "sft.optim.lr=1e-4"), 1e-3),
+    # Blocks of 256 values begin elsewhere in a part of a weight than in the whole.
+    **({"sft 8-bit": Case("sft", ("sft.optim.name=adamw_8bit", "sft.optim.lr=1e-4"), 1e-3)} if HAS_TORCHAO else {}),
     "sft bfloat16": Case("sft", (*ADAMW, "model.dtype=bfloat16"), 5e-2),
     "rl": Case("rl", (*ADAMW, "rl.num_mini_batches=2")),
     "rl texts": Case("rl", ADAMW, change_samples=replace_by_texts),
@@ -134,10 +138,10 @@ def read_weights(folder: Path):
 RESUMED = Case("sft", (*ADAMW, "sft.steps=6", "sft.save_every=2", "sft.checkpoints.last=9"))
 
 
-def continue_training(workspace, folder: Path, kill_at: int = 0) -> list[dict]:
+def continue_training(workspace, folder: Path, kill_at: int = 0, case: Case = RESUMED) -> list[dict]:
     """Train from the newest checkpoint of a folder, if it has one, to the end or to a kill; return the metrics."""
     newest = checkpoint.find_newest_checkpoint(folder)
-    components = load_components(workspace, RESUMED, newest and newest.folder)
+    components = load_components(workspace, case, newest and newest.folder)
     return workspace.run_sft(components, folder, kill_at=kill_at)
 
 
@@ -150,6 +154,14 @@ def continue_copy(workspace, samples, out: Path) -> None:
     """Train two more steps from the checkpoint of a job before, which stays as it is."""
     shutil.copytree(out.parent / "sharded", out, dirs_exist_ok=True)
     continue_once(workspace, samples, out)
+
+
+def resume_with_8_bits(workspace, samples, out: Path) -> None:
+    """Train with 8-bit moments, once without an interruption and once with one."""
+    case = Case("sft", (*RESUMED.overrides, "sft.optim.name=adamw_8bit", "sft.steps=4"))
+    continue_training(workspace, out / "whole", case=case)
+    continue_training(workspace, out / "resumed", kill_at=3, case=case)
+    continue_training(workspace, out / "resumed", case=case)
 
 
 # By numbers of nodes and of processes of each.
@@ -314,6 +326,7 @@ ACTIONS = {
     "fail": fail_on_rank_one,
     "memory": exceed_memory_on_rank_one,
     "nan": make_a_gradient_nan,
+    "8-bit": resume_with_8_bits,
 }
 FAILING = ("fail", "memory")
 

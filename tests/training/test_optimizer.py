@@ -1,6 +1,7 @@
 """Learning-rate schedules and optimizer steps against numbers worked out by hand."""
 
 import copy
+import importlib.util
 import math
 
 import pytest
@@ -8,8 +9,10 @@ import torch
 from error_cases import raises
 from torch import nn
 
+from saccade.checks.run_checks import check_recipe
+from saccade.config.load import load_recipe
 from saccade.config.schema import OptimizerConfig
-from saccade.errors import RunError
+from saccade.errors import ConfigError, RunError
 from saccade.training.optimizer import Optimizer, compute_learning_rate
 
 
@@ -144,3 +147,79 @@ def test_the_state_of_another_optimizer_raises():
     state = Optimizer(Model(), OptimizerConfig(name="muon"), num_steps=1).state_dict()
     with raises(ValueError, by=Optimizer.load_state_dict):
         Optimizer(Model(), OptimizerConfig(name="adamw"), num_steps=1).load_state_dict(state)
+
+
+class Matrix(nn.Module):
+    """A matrix whose moments take 8 bits, and a vector whose moments stay in float32."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.full((64, 128), 0.1, dtype=dtype))
+        self.vector = nn.Parameter(torch.ones(5, dtype=dtype))
+
+
+def update(model, optimizer, steps):
+    for step in steps:
+        optimizer.start_step(step)
+        generator = torch.Generator().manual_seed(step)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        optimizer.step()
+
+
+needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao")
+LOW_BIT = OptimizerConfig(name="adamw_8bit", lr=0.01, warmup_steps=3, weight_decay=0.1)
+
+
+@needs_torchao
+@pytest.mark.slow
+def test_moments_in_8_bits_take_a_quarter_of_the_bytes_and_the_same_way():
+    models = [Matrix(), Matrix()]
+    bits8, bits32 = (
+        Optimizer(model, LOW_BIT.model_copy(update={"name": name}), num_steps=6)
+        for model, name in zip(models, ("adamw_8bit", "adamw"), strict=True)
+    )
+    for model, optimizer in zip(models, (bits8, bits32), strict=True):
+        update(model, optimizer, range(6))
+    states = bits8.optimizers[0].state
+    moment = states[models[0].matrix]["exp_avg"]
+    assert (moment.codes.dtype, moment.codes.numel(), moment.scale.numel()) == (torch.uint8, 64 * 128, 64 * 128 // 256)
+    assert states[models[0].vector]["exp_avg"].dtype == torch.float32
+    lengths = [(model.matrix - Matrix().matrix).norm() for model in models]
+    assert (models[0].matrix - models[1].matrix).norm() < 0.1 * lengths[1]
+    assert not torch.equal(models[0].matrix, models[1].matrix)
+    assert torch.allclose(models[0].vector, models[1].vector, atol=1e-6)
+
+
+@needs_torchao
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_restored_optimizer_with_8_bits_continues_bit_for_bit(tmp_path, dtype):
+    """Also from a copy that is written after another step."""
+    model = Matrix(dtype)
+    optimizer = Optimizer(model, LOW_BIT, num_steps=6)
+    update(model, optimizer, range(3))
+    weights, snapshot = copy.deepcopy(model.state_dict()), optimizer.take_snapshot()
+    (tmp_path / "saved").mkdir()
+    optimizer.save(tmp_path / "saved")
+    update(model, optimizer, range(3, 6))
+    (tmp_path / "copied").mkdir()
+    snapshot.save(tmp_path / "copied")
+    for folder in ("saved", "copied"):
+        restored = Matrix(dtype)
+        restored.load_state_dict(weights)
+        continued = Optimizer(restored, LOW_BIT, num_steps=6)
+        continued.restore(tmp_path / folder)
+        update(restored, continued, range(3, 6))
+        pairs = zip(model.parameters(), restored.parameters(), strict=True)
+        assert all(torch.equal(first, second) for first, second in pairs), folder
+
+
+def test_8_bits_without_torchao_raise_before_a_run(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with raises(ConfigError, key="optim.name", value="adamw_8bit"):
+        Optimizer(Matrix(), LOW_BIT, num_steps=1)
+    recipe = load_recipe("tiny/quick").with_values({"rl.optim.name": "adamw_8bit"})
+    with raises(ConfigError, key="rl.optim.name", value="adamw_8bit"):
+        check_recipe(recipe, ["rl"])
+    check_recipe(recipe, ["sft"])

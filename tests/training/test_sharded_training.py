@@ -118,6 +118,7 @@ def forked(prepared, tmp_path_factory):
         (1, 1, [("continue", out / "sharded")]),
         (1, 4, [("continue", out / "sharded"), ("few", out / "few-1-4")]),
         (2, 2, [("few", out / "few-2-2")]),
+        *([(1, 2, [("8-bit", out / "8-bit")])] if sharded_cases.HAS_TORCHAO else []),
         *((1, 2, [(action, out / action)]) for action in sharded_cases.FAILING),
     ]
     for action in sharded_cases.FAILING:
@@ -189,6 +190,12 @@ def test_ranks_have_different_numbers_of_micro_batches(trained, stage):
 @pytest.mark.slow
 def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(forked):
     check_equal_checkpoints(forked, "step-000004")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sharded_cases.HAS_TORCHAO, reason="needs torchao")
+def test_a_resumed_training_with_8_bits_equals_an_uninterrupted_one_bit_for_bit(forked):
+    check_equal_checkpoints(forked / "8-bit", "step-000004")
 
 
 @pytest.mark.soak

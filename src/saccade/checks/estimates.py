@@ -38,6 +38,7 @@ TokenCounter = Callable[[Sequence[Message], Sequence[Mapping[str, Any]]], int]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 MAX_COUNT = 4_000_000  # of a planned step's conversations, rows and frames, and of a conversation's tokens
 _FLOAT32_BYTES = 4
+_MOMENT_BYTES_IN_8_BITS = 1 + 4 / 256  # a scale per 256 values; small and odd tensors, in float32, are not counted
 _LOGITS_COPIES = 5  # of a chunk of logits, at the peak
 _MLP_COPIES = 3  # of a layer's widest activation, in its backward pass
 _CUBLAS_BYTES = 2 * 2**25  # workspaces of the forward and the backward thread, as large as on Hopper
@@ -521,6 +522,8 @@ def estimate_state(
     trained, num_matrix = sizes.count_trained_parameters(recipe.model)
     # AdamW has two moments per parameter, Muon one.
     num_muon = num_matrix if optim.name == "muon" else 0
+    moment_bytes = _MOMENT_BYTES_IN_8_BITS if optim.name == "adamw_8bit" else _FLOAT32_BYTES
+    optimizer_state = int((2 * trained - num_muon) * moment_bytes)
     if gpus * nodes > 1:
         num_weights = sizes.num_parameters + (trained if recipe.model.lora_rank else 0)
         num_vision, num_layers = sizes.count_vision_parameters(), sizes.count_layer_parameters()
@@ -531,13 +534,13 @@ def estimate_state(
             "weights": (num_weights - num_replicated) * _FLOAT32_BYTES // gpus
             + (num_replicated + num_root + 2 * num_layer) * size,
             "gradients": trained * _FLOAT32_BYTES // gpus + num_gathered * size,
-            "optimizer_state": (2 * trained - num_muon) * _FLOAT32_BYTES // gpus,
+            "optimizer_state": optimizer_state // gpus,
             "master_weights": 0,
         }
     return {
         "weights": (sizes.num_parameters + (trained if recipe.model.lora_rank else 0)) * size,
         "gradients": trained * _FLOAT32_BYTES,
-        "optimizer_state": (2 * trained - num_muon) * _FLOAT32_BYTES,
+        "optimizer_state": optimizer_state,
         "master_weights": trained * _FLOAT32_BYTES if size < _FLOAT32_BYTES else 0,
     }
 

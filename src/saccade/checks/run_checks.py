@@ -57,6 +57,7 @@ from saccade.rollouts.components import (
 )
 from saccade.rollouts.ray.executor import check_executor
 from saccade.training.checkpoint import count_kept_checkpoints, list_checkpoints, should_save
+from saccade.training.optimizer_package import check_optimizer
 from saccade.training.rl_checks import check_algorithms, check_staleness
 from saccade.types import Demonstration, Media, MediaKind, Task
 
@@ -173,6 +174,7 @@ def list_recipe_checks(recipe: Recipe, stages: Collection[str]) -> list[Check]:
     if recipe.sft.order == "shuffled_epochs":
         auxiliary = "each demonstration once per epoch"
     rank = f"rank {model.lora_rank}" if model.lora_rank else "none"
+    optims = {stage: getattr(recipe, stage).optim for stage in ("sft", "rl") if stage in stages}
     checks = [
         Check(
             "environment",
@@ -191,6 +193,7 @@ def list_recipe_checks(recipe: Recipe, stages: Collection[str]) -> list[Check]:
         Check("executor", bind(check_executor, recipe), recipe.rollouts.executor, requires=("engine",)),
         Check("rewards", bind(_check_rewards, recipe, stages), f"{', '.join(recipe.rewards)}{unmarked}"),
         Check("algorithms", bind(check_algorithms, recipe.rl), ", ".join(algorithms)),
+        *(Check(f"{key}.optim", bind(check_optimizer, optim, key), optim.name) for key, optim in optims.items()),
         Check("family", bind(plugins.load, "chat.families", model.family), model.family),
         Check("adapters", bind(check_adapters, model.lora_rank), rank),
         Check("auxiliary data", bind(_check_auxiliary_data, recipe), auxiliary),

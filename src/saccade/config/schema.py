@@ -504,7 +504,8 @@ class RolloutsConfig(Section):
 class OptimizerConfig(Section):
     """An optimizer and its learning rate schedule."""
 
-    name: Literal["adamw", "muon"] = "adamw"  # optimizer
+    # optimizer. adamw_8bit = AdamW whose moments take 8 bits, through torchao; muon = Muon for the layers' matrices
+    name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     lr: PositiveFloat = 1e-4  # peak learning rate
     betas: tuple[Decay, Decay] = (0.9, 0.95)  # decay of the first and second moment
     weight_decay: NonNegativeFloat = 0.0  # decoupled weight decay

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers.core_model_loading import revert_weight_conversion
 
 from saccade.models import lora
@@ -181,8 +182,17 @@ def read_tensors(folder: Path, select: Callable[[Collection[str]], Collection[st
 
 
 def copy_to_cpu(value: Tensor) -> Tensor:
-    """Return a copy of a tensor in the CPU's memory, which shares no storage with it."""
-    return value.detach().to("cpu", copy=True)
+    """Return a copy of a tensor in the CPU's memory, which shares no storage with it.
+
+    Of a tensor that is made of others (this rank's part of a sharded one, a moment in 8 bits) those are copied.
+    """
+    value = value.detach()
+    if not is_traceable_wrapper_subclass(value):
+        return value.to("cpu", copy=True)
+    names, context = value.__tensor_flatten__()
+    parts = {name: getattr(value, name) for name in names}  # newer versions of torch have the mesh of ranks among them
+    copies = {name: copy_to_cpu(part) if isinstance(part, Tensor) else part for name, part in parts.items()}
+    return type(value).__tensor_unflatten__(copies, context, value.shape, value.stride())
 
 
 def copy_layers_to_cpu(model: Any, dtype: torch.dtype | None = None) -> tuple[dict[str, Tensor], ...]:

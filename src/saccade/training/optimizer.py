@@ -1,7 +1,10 @@
-"""Optimizers and learning-rate schedules: AdamW, or Muon for the layers' matrices with AdamW for the rest."""
+"""Optimizers and learning-rate schedules: AdamW, also with 8-bit moments, or Muon for the layers' matrices.
+
+With Muon the other parameters are AdamW's.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 from saccade.config.schema import OptimizerConfig
 from saccade.errors import RunError
 from saccade.models import checkpoint_io
+from saccade.training.optimizer_package import check_optimizer
 from saccade.utils.files import require_regular
 
 STATE_FILE = "optimizer.pt"  # of a checkpoint
@@ -73,14 +77,7 @@ class Optimizer:
             (matrices if settings.name == "muon" and is_layer_matrix else rest).append(parameter)
         self.optimizers: list[torch.optim.Optimizer] = []
         if rest:  # empty with LoRA, whose adapters are matrices inside layers
-            adamw = torch.optim.AdamW(
-                rest,
-                lr=settings.lr,
-                betas=settings.betas,
-                weight_decay=settings.weight_decay,
-                fused=all(parameter.is_cuda for parameter in rest),  # the other implementations copy all gradients
-            )
-            self.optimizers.append(adamw)
+            self.optimizers.append(_build_adamw(rest, settings))
         if matrices:
             muon = torch.optim.Muon(
                 matrices,
@@ -97,7 +94,8 @@ class Optimizer:
         self.current_step = step + 1
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = compute_learning_rate(self._settings, step, self._num_steps)
+                rate = compute_learning_rate(self._settings, step, self._num_steps)
+                group["lr"] = torch.tensor(rate) if isinstance(group["lr"], Tensor) else rate  # torchao has tensors
 
     def step(self) -> float:
         """Clip, update, clear gradients; return their norm before clipping.
@@ -166,6 +164,17 @@ class Optimizer:
             )
         require_regular(folder / STATE_FILE)
         self.load_state_dict(torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True))
+
+
+def _build_adamw(parameters: Sequence[Tensor], settings: OptimizerConfig) -> torch.optim.Optimizer:
+    values: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
+    if settings.name == "adamw_8bit":
+        check_optimizer(settings)
+        from saccade.training.adamw_8bit import AdamW8bit  # torchao takes seconds to import
+
+        return AdamW8bit(parameters, **values)
+    is_on_gpu = all(parameter.is_cuda for parameter in parameters)
+    return torch.optim.AdamW(parameters, **values, fused=is_on_gpu)  # the other implementations copy all gradients
 
 
 def _agree_on_first(tensors: Mapping[str, Tensor], name: str | None) -> str | None:

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, distributed
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_map_only
 
 from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.errors import RunError
@@ -223,7 +223,7 @@ class TrainingWorker:
         """Copy this rank's part of the weights and of the optimizer's state to the CPU, for `start_writing`."""
         if self._writing is not None:  # rank 0's has ended
             self._writing.result()
-        self._snapshot = BlockingAsyncStager().stage(self._get_state())
+        self._snapshot = tree_map_only(Tensor, checkpoint_io.copy_to_cpu, self._get_state())
 
     def start_writing(self, folder: Path) -> "Future[Exception | None]":
         """Write the copy in a thread; the result is that of `save_state`, once all ranks have written."""
@@ -234,7 +234,15 @@ class TrainingWorker:
     def restore_state(self, folder: Path) -> None:
         """Read what `save_state` wrote, on this number of ranks or on another."""
         state = self._get_state()
-        load(state, checkpoint_id=folder / STATE_FOLDER)
+        try:
+            load(state, checkpoint_id=folder / STATE_FOLDER)
+        except CheckpointException as error:  # not an Exception
+            [failure, _] = next(iter(error.failures.values()))
+            raise RunError(
+                f"{distributed.get_world_size()} processes can't read the parts in {folder} ({failure}); with "
+                "optim.name=adamw_8bit, use as many as wrote them: blocks of 8-bit moments can't be divided",
+                key=str(folder),
+            ) from None
         set_state_dict(
             self.backbone.model,
             self.optimizer.optimizers,
