@@ -15,7 +15,7 @@ of all spans, S their keys, prefixes included.
 import importlib
 import inspect
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -37,8 +37,8 @@ except ImportError:  # an older torch
 _GROUPED = {"enable_gqa": True} if "enable_gqa" in _varlen_parameters else {}
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-Index = tuple[int, slice, slice]  # of [B, heads, T]
-Call = tuple[Index, Index, bool]  # queries, keys, and whether the attention is causal
+Bounds = tuple[int, int, int]  # row, start and stop of tokens
+Call = tuple[Bounds, Bounds, bool]  # queries, keys, and whether the attention is causal
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,11 @@ class PackedTrees:
     @cached_property
     def calls(self) -> Sequence[Call]:
         """Return the causal call of each span, then one call per tree from all its branches to its prefix."""
-        calls = [(index, index, True) for s in self.spans for index in [_index(s.row, s.start, s.stop)]]
-        for (row, start, stop), branches in itertools.groupby(self.spans, key=_get_prefix):
-            if stop:
+        calls: list[Call] = [(own, own, True) for s in self.spans for own in [(s.row, s.start, s.stop)]]
+        for prefix, branches in itertools.groupby(self.spans, key=_get_prefix):
+            if prefix[2]:
                 first, *_, last = [bound for branch in branches for bound in (branch.start, branch.stop)]  # contiguous
-                calls.append((_index(row, first, last), _index(row, start, stop), False))
+                calls.append(((prefix[0], first, last), prefix, False))
         return calls
 
 
@@ -140,12 +140,8 @@ class VarlenIndex:
         return VarlenIndex(queries_N, keys_S, query_bounds, key_bounds, max_queries, max_keys)
 
 
-def _get_prefix(span: AttentionSpan) -> tuple[int, int, int]:
+def _get_prefix(span: AttentionSpan) -> Bounds:
     return span.row, span.prefix_start, span.prefix_stop
-
-
-def _index(row: int, start: int, stop: int) -> Index:
-    return row, slice(None), slice(start, stop)
 
 
 def attend_packed(query: Tensor, key: Tensor, value: Tensor, trees: PackedTrees, scale: float) -> Tensor:
@@ -169,18 +165,18 @@ class _BranchwiseAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, trees: PackedTrees, scale: float) -> Tensor:
         B, H, T, D = query.shape
         out_BTHD = query.new_zeros(B, T, H, D)
-        out = out_BTHD.transpose(1, 2)
         lse = query.new_zeros(B, H, T, dtype=torch.promote_types(query.dtype, torch.float32))
+        of_queries = _fold(key.shape[1], query, out_BTHD.transpose(1, 2), lse)
+        of_keys = _expand(H // key.shape[1], key, value)
         for queries, keys, is_causal in trees.calls:
-            part_query, part_out, part_lse = _fold(key.shape[1], query[queries], out[queries], lse[queries])
-            expanded = _expand(len(part_query), key[keys], value[keys])
-            new_out, new_lse = _flash(part_query, *expanded, 0.0, is_causal, scale=scale)
+            part_query, part_out, part_lse = _take(of_queries, queries)
+            new_out, new_lse = _flash(part_query, *_take(of_keys, keys), 0.0, is_causal, scale=scale)
             if is_causal:  # the first call of these queries
                 part_out.copy_(new_out)
                 part_lse.copy_(new_lse)
             else:
                 share = torch.sigmoid(new_lse - part_lse)  # exp(new_lse) / (exp(new_lse) + exp(part_lse))
-                part_out.lerp_(new_out, share[..., None].to(out.dtype))
+                part_out.lerp_(new_out, share[..., None].to(query.dtype))
                 part_lse.copy_(torch.logaddexp(part_lse, new_lse))
         ctx.save_for_backward(query, key, value, out_BTHD, lse)
         ctx.trees, ctx.scale = trees, scale
@@ -189,29 +185,36 @@ class _BranchwiseAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         query, key, value, out_BTHD, lse = ctx.saved_tensors
-        grad_out, out = gradients[0].transpose(1, 2), out_BTHD.transpose(1, 2)
         grad_query, grad_key, grad_value = (torch.zeros_like(tensor) for tensor in (query, key, value))
+        K, groups = key.shape[1], query.shape[1] // key.shape[1]
+        of_queries = _fold(K, gradients[0].transpose(1, 2), query, out_BTHD.transpose(1, 2), lse, grad_query)
+        of_keys, totals = _expand(groups, key, value), _expand(1, grad_key, grad_value)
         for queries, keys, is_causal in ctx.trees.calls:
-            part_grad, part_query, part_out, part_lse, total = _fold(
-                key.shape[1], *(tensor[queries] for tensor in (grad_out, query, out, lse, grad_query))
-            )
-            expanded = _expand(len(part_query), key[keys], value[keys])
-            new_query, new_key, new_value = _flash_backward(
-                part_grad, part_query, *expanded, part_out, part_lse, 0.0, is_causal, scale=ctx.scale
+            part_grad, part_query, part_out, part_lse, total = _take(of_queries, queries)
+            new_query, *new = _flash_backward(
+                part_grad, part_query, *_take(of_keys, keys), part_out, part_lse, 0.0, is_causal, scale=ctx.scale
             )
             total += new_query
-            grad_key[keys] += new_key.sum(0)
-            grad_value[keys] += new_value.sum(0)
+            for total, part in zip(_take(totals, keys), new, strict=True):
+                total += part.sum(0, keepdim=True)
         return grad_query, grad_key, grad_value, None, None
 
 
-def _fold(num_groups: int, *tensors: Tensor) -> Iterable[Tensor]:
-    """View [H, …] as [H / K, K, …]: the kernel takes as many heads of queries as of keys."""
-    return (tensor.view(num_groups, -1, *tensor.shape[1:]).transpose(0, 1) for tensor in tensors)
+def _fold(num_kv_heads: int, *tensors: Tensor) -> list[Sequence[Tensor]]:
+    """View the rows of [B, H, T, …] as [H / K, K, T, …]: the kernel takes as many heads of queries as of keys."""
+    shapes = [(len(tensor), num_kv_heads, -1, *tensor.shape[2:]) for tensor in tensors]
+    return [tensor.view(shape).transpose(1, 2).unbind() for tensor, shape in zip(tensors, shapes, strict=True)]
 
 
-def _expand(size: int, *tensors: Tensor) -> Iterable[Tensor]:
-    return (tensor.expand(size, *tensor.shape) for tensor in tensors)
+def _expand(size: int, *tensors: Tensor) -> list[Sequence[Tensor]]:
+    """View the rows of [B, K, T, D] as [size, K, T, D]."""
+    return [tensor[:, None].expand(-1, size, *tensor.shape[1:]).unbind() for tensor in tensors]
+
+
+def _take(tensors: Sequence[Sequence[Tensor]], bounds: Bounds) -> list[Tensor]:
+    """Return the tokens of a span of each tensor."""
+    row, start, stop = bounds
+    return [rows[row].narrow(2, start, stop - start) for rows in tensors]
 
 
 def attend_by_span(query: Tensor, key: Tensor, value: Tensor, trees: PackedTrees, scale: float) -> Tensor:
@@ -230,11 +233,12 @@ def attend_by_span(query: Tensor, key: Tensor, value: Tensor, trees: PackedTrees
     for (length, *prefix), group in itertools.groupby(sorted(trees.spans, key=get_kind), key=get_kind):
         spans = list(group)
         queries, keys, values = (
-            torch.stack([tensor[_index(s.row, s.start, s.stop)] for s in spans]) for tensor in (query, key, value)
+            torch.stack([tensor[s.row, :, s.start : s.stop] for s in spans]) for tensor in (query, key, value)
         )
         if prefix:
+            row, start, stop = prefix
             keys, values = (
-                torch.cat([tensor[_index(*prefix)].expand(len(spans), -1, -1, -1), own], dim=2)
+                torch.cat([tensor[row, :, start:stop].expand(len(spans), -1, -1, -1), own], dim=2)
                 for tensor, own in ((key, keys), (value, values))
             )
         bias: Any = causal_lower_right(length, keys.shape[2])
