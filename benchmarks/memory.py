@@ -43,6 +43,8 @@ CASES: Mapping[str, tuple[Mapping[str, Any], int, int]] = {
     "all weights, bfloat16": ({"dtype": "bfloat16"}, 100, 95),
     "all weights, 8-bit moments": ({"optim.name": "adamw_8bit"}, 100, 95),
     "all weights, bfloat16, 8-bit moments": ({"dtype": "bfloat16", "optim.name": "adamw_8bit"}, 100, 95),
+    "all weights, offloaded": ({"cpu_offload": True}, 100, 95),
+    "all weights, bfloat16, offloaded": ({"dtype": "bfloat16", "cpu_offload": True}, 100, 95),
     "language model": ({"trained_weights": "language_model"}, 100, 95),
     "LoRA": ({"lora_rank": 8}, 100, 95),
     "LoRA, checkpointing": ({"lora_rank": 8, "activation_checkpointing": True}, 300, 95),
@@ -62,7 +64,7 @@ def measure_case(name: str, options: argparse.Namespace) -> dict[str, float]:
         recipe = load_recipe("tiny/base").with_values(values)
         backbone = Backbone(recipe.model)
     optim = recipe.rl.optim
-    optimizer = Optimizer(backbone.model, optim, num_steps=10**6)
+    optimizer = Optimizer(backbone.model, optim, num_steps=10**6, cpu_offload=recipe.model.cpu_offload)
     [batch] = packed(group(backbone, frames, options.group, reply), backbone)
     batches = [batch, batch]
 

@@ -369,6 +369,22 @@ def test_a_frozen_vision_tower_needs_only_its_weights():
     assert muon.optimizer_state < needs("tiny/base", "model.trained_weights=language_model").optimizer_state
 
 
+def test_memory_of_8b_with_8_bit_moments_and_offloaded():
+    P = 8_767_123_696
+    whole = ("paravt/para_grpo", "model.trained_weights=all")
+    assert needs(*whole, "rl.optim.name=adamw_8bit").optimizer_state == 2 * P + 2 * P // 64
+    gpu = (*whole, "model.device=cuda")
+    alone = needs(*gpu, "model.cpu_offload=true")
+    held = (alone.weights, alone.gradients, alone.optimizer_state, alone.master_weights)
+    assert held == (2 * P, 2 * P, 0, 0)
+    saved = needs(*gpu).peak - alone.peak
+    assert saved == 2 * P + 8 * P + 4 * P  # of gradients, moments and master weights
+    sharded, offloaded = needs(*gpu, gpus=8), needs(*gpu, "model.cpu_offload=true", gpus=8)
+    assert sharded.peak - offloaded.peak == 2 * (4 * P // 8) + 8 * P // 8
+    on_cpu = needs(*whole, "model.cpu_offload=true", "model.device=cpu")
+    assert (on_cpu.optimizer_state, on_cpu.master_weights) == (8 * P, 4 * P)
+
+
 def test_a_greedy_episode_is_planned_for_each_group():
     recipe, _, episode_size = estimate_recipe("paravt/para_grpo", "rl.advantage={estimator: remax}")
     rolled, trained = estimate_rollouts(recipe, episode_size), estimate_rl_training(recipe, episode_size)

@@ -86,6 +86,7 @@ CASES = {
     "sft muon": Case("sft", ("sft.optim.name=muon", "sft.optim.lr=1e-4"), 1e-3),
     # Blocks of 256 values begin elsewhere in a part of a weight than in the whole.
     **({"sft 8-bit": Case("sft", ("sft.optim.name=adamw_8bit", "sft.optim.lr=1e-4"), 1e-3)} if HAS_TORCHAO else {}),
+    "sft offloaded": Case("sft", (*ADAMW, "model.cpu_offload=true")),
     "sft bfloat16": Case("sft", (*ADAMW, "model.dtype=bfloat16"), 5e-2),
     "rl": Case("rl", (*ADAMW, "rl.num_mini_batches=2")),
     "rl texts": Case("rl", ADAMW, change_samples=replace_by_texts),

@@ -14,6 +14,7 @@ from saccade.config.load import load_recipe
 from saccade.config.schema import OptimizerConfig
 from saccade.errors import ConfigError, RunError
 from saccade.training.optimizer import Optimizer, compute_learning_rate
+from saccade.training.optimizer_package import check_optimizer
 
 
 class Model(nn.Module):
@@ -223,3 +224,39 @@ def test_8_bits_without_torchao_raise_before_a_run(monkeypatch):
     with raises(ConfigError, key="rl.optim.name", value="adamw_8bit"):
         check_recipe(recipe, ["rl"])
     check_recipe(recipe, ["sft"])
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_offloading_changes_neither_the_updates_nor_what_is_restored(name, dtype):
+    settings = OptimizerConfig(name=name, lr=0.1, weight_decay=0.1)
+    models = [Model().to(dtype) for _ in range(3)]
+    plain, offloaded = (
+        Optimizer(model, settings, num_steps=6, cpu_offload=is_offloaded)
+        for model, is_offloaded in zip(models, (False, True), strict=False)
+    )
+    state = offloaded.state_dict()
+    assert [copy.dtype for copy in state["master_copies"]] == [torch.float32] * 2
+    assert not {id(parameter) for parameter in models[1].parameters()} & {id(copy) for copy in state["master_copies"]}
+    restored = None
+    for step in range(6):
+        if step == 3:
+            models[2].load_state_dict(models[1].state_dict())
+            restored = Optimizer(models[2], settings, num_steps=6, cpu_offload=True)
+            restored.load_state_dict(copy.deepcopy(offloaded.state_dict()))
+        for model, optimizer in zip(models, (plain, offloaded, restored), strict=True):
+            if optimizer is not None:
+                optimizer.start_step(step)
+                model.scale.grad = torch.tensor([step + 1.0, -1.0], dtype=dtype)
+                model.text.layers[0].weight.grad = torch.full((3, 3), 0.1 * step, dtype=dtype)
+                optimizer.step()
+    for expected, actual, continued in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.allclose(expected, actual, rtol=1e-6 if dtype == torch.float32 else 0.01)
+        assert torch.equal(actual, continued)
+
+
+def test_8_bits_are_refused_on_the_cpu_that_updates_offloaded_weights(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    with raises(ConfigError, key="sft.optim.name", value="adamw_8bit"):
+        check_optimizer(LOW_BIT, "sft", cpu_offload=True)
+    check_optimizer(LOW_BIT, "sft")

@@ -516,8 +516,9 @@ def estimate_state(
 
     Several GPUs shard the weights in float32, so there is no master copy; a frozen vision tower isn't sharded. What is
     gathered at a time counts as weights and gradients: the root unit (all but the language layers) and two layers, one
-    of them prefetched.
+    of them prefetched. What `model.cpu_offload` moves to the CPU's memory counts only if that is the device.
     """
+    is_offloaded = recipe.model.cpu_offload and recipe.model.device != "cpu"
     size = DTYPE_BYTES[recipe.model.dtype]
     trained, num_matrix = sizes.count_trained_parameters(recipe.model)
     # AdamW has two moments per parameter, Muon one.
@@ -530,18 +531,20 @@ def estimate_state(
         num_replicated = num_vision if recipe.model.lora_rank or recipe.model.trained_weights != "all" else 0
         num_root, num_layer = sizes.num_parameters - num_layers - num_replicated, num_layers // sizes.num_layers
         num_gathered = 0 if recipe.model.lora_rank else num_root + num_layer  # an adapter is far smaller than a layer
+        part_bytes = 0 if is_offloaded else _FLOAT32_BYTES
         return {
-            "weights": (num_weights - num_replicated) * _FLOAT32_BYTES // gpus
+            "weights": (num_weights - num_replicated) * part_bytes // gpus
             + (num_replicated + num_root + 2 * num_layer) * size,
-            "gradients": trained * _FLOAT32_BYTES // gpus + num_gathered * size,
-            "optimizer_state": optimizer_state // gpus,
+            "gradients": trained * part_bytes // gpus + num_gathered * size,
+            "optimizer_state": 0 if is_offloaded else optimizer_state // gpus,
             "master_weights": 0,
         }
+    has_copies = size < _FLOAT32_BYTES or recipe.model.cpu_offload
     return {
         "weights": (sizes.num_parameters + (trained if recipe.model.lora_rank else 0)) * size,
-        "gradients": trained * _FLOAT32_BYTES,
-        "optimizer_state": optimizer_state,
-        "master_weights": trained * _FLOAT32_BYTES if size < _FLOAT32_BYTES else 0,
+        "gradients": trained * (size if recipe.model.cpu_offload else _FLOAT32_BYTES),  # converted one by one
+        "optimizer_state": 0 if is_offloaded else optimizer_state,
+        "master_weights": 0 if is_offloaded or not has_copies else trained * _FLOAT32_BYTES,
     }
 
 

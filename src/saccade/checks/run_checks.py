@@ -193,7 +193,10 @@ def list_recipe_checks(recipe: Recipe, stages: Collection[str]) -> list[Check]:
         Check("executor", bind(check_executor, recipe), recipe.rollouts.executor, requires=("engine",)),
         Check("rewards", bind(_check_rewards, recipe, stages), f"{', '.join(recipe.rewards)}{unmarked}"),
         Check("algorithms", bind(check_algorithms, recipe.rl), ", ".join(algorithms)),
-        *(Check(f"{key}.optim", bind(check_optimizer, optim, key), optim.name) for key, optim in optims.items()),
+        *(
+            Check(f"{key}.optim", bind(check_optimizer, optim, key, cpu_offload=model.cpu_offload), optim.name)
+            for key, optim in optims.items()
+        ),
         Check("family", bind(plugins.load, "chat.families", model.family), model.family),
         Check("adapters", bind(check_adapters, model.lora_rank), rank),
         Check("auxiliary data", bind(_check_auxiliary_data, recipe), auxiliary),
@@ -350,12 +353,14 @@ def _check_memory(planned_run: PlannedRun) -> str:
 
 def _estimate_checkpoints(planned_run: PlannedRun) -> dict[str, int]:
     """Estimate the bytes that the processes of a node write together, by stage: several store weights in float32."""
-    factor = 1
-    if planned_run.num_processes * planned_run.num_nodes > 1:
+    factor, is_sharded = 1, planned_run.num_processes * planned_run.num_nodes > 1
+    if is_sharded:
         factor = DTYPE_BYTES["float32"] // DTYPE_BYTES[planned_run.recipe.model.dtype]
+    recipe = planned_run.recipe.with_values({"model.device": "cpu"})  # where offloaded state counts, too
+    whole = replace(planned_run, recipe=recipe, num_processes=1, num_nodes=1)
     return {
-        stage: factor * state["weights"] + (state["master_weights"] if factor == 1 else 0) + state["optimizer_state"]
-        for stage, state in _estimate_states(replace(planned_run, num_processes=1, num_nodes=1)).items()
+        stage: factor * state["weights"] + (0 if is_sharded else state["master_weights"]) + state["optimizer_state"]
+        for stage, state in _estimate_states(whole).items()
     }
 
 

@@ -400,6 +400,9 @@ class ModelConfig(Section):
     # bytes of image features that stay on the device during a policy update, if the vision tower is frozen
     vision_cache_bytes: NonNegativeInt = 2**31
     activation_checkpointing: bool = False  # recompute activations in the backward pass to save memory
+    # the optimizer's state and its float32 weights are in the CPU's memory, which also computes the update. In several
+    # processes the sharded weights and gradients are there, too
+    cpu_offload: bool = False
     lora_rank: NonNegativeInt = 0  # rank of LoRA adapters on the text model's linear layers; 0 = no adapters
     # weights that training changes. language_model = all but the vision tower and its projector. It has no effect with
     # LoRA, whose adapters are in the text model

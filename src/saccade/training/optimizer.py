@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from saccade.config.schema import OptimizerConfig
@@ -55,19 +56,24 @@ class Optimizer:
     """Updates the trainable parameters of a model; its state is saved in checkpoints.
 
     A parameter that isn't float32 is updated through a float32 master copy: an RL step is far smaller than bfloat16's
-    resolution and would be lost.
+    resolution and would be lost. With `cpu_offload` those of all parameters are on the CPU, with the optimizer's state,
+    but for sharded ones, which FSDP2 offloads.
     """
 
-    def __init__(self, model: nn.Module, settings: OptimizerConfig, num_steps: int) -> None:
+    def __init__(
+        self, model: nn.Module, settings: OptimizerConfig, num_steps: int, *, cpu_offload: bool = False
+    ) -> None:
         self._settings, self._num_steps = settings, num_steps
         self.num_updates = 0  # of this process
         self.current_step = 0  # from 1
         trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._trainable = trainable
-        updated: dict[str, Tensor] = {
-            name: parameter if parameter.dtype == torch.float32 else parameter.detach().float()
-            for name, parameter in trainable.items()
-        }
+        updated: dict[str, Tensor] = dict(trainable)
+        for name, weight in trainable.items():
+            if cpu_offload and not isinstance(weight, DTensor):
+                updated[name] = checkpoint_io.copy_to_cpu(weight).float()
+            elif weight.dtype != torch.float32:
+                updated[name] = weight.detach().float()
         self._updated_parameters = updated
         self._master_copies = [(trainable[name], copy) for name, copy in updated.items() if copy is not trainable[name]]
         # Muon is for matrices inside layers and blocks; AdamW for embeddings, norms, biases and the rest.
@@ -77,7 +83,10 @@ class Optimizer:
             (matrices if settings.name == "muon" and is_layer_matrix else rest).append(parameter)
         self.optimizers: list[torch.optim.Optimizer] = []
         if rest:  # empty with LoRA, whose adapters are matrices inside layers
-            self.optimizers.append(_build_adamw(rest, settings))
+            # Without `fused`, all gradients are copied on a GPU, and a CPU takes several passes.
+            check_optimizer(settings, cpu_offload=cpu_offload)
+            fused = cpu_offload or all(parameter.is_cuda for parameter in rest)
+            self.optimizers.append(_build_adamw(rest, settings, fused=fused))
         if matrices:
             muon = torch.optim.Muon(
                 matrices,
@@ -104,7 +113,7 @@ class Optimizer:
         isn't: then the weights are lost.
         """
         for parameter, copy in self._master_copies:
-            copy.grad = None if parameter.grad is None else parameter.grad.float()
+            copy.grad = None if parameter.grad is None else parameter.grad.to(copy)
             parameter.grad = None
         updated = self._updated_parameters
         gradients = {name: value.grad for name, value in updated.items() if value.grad is not None}
@@ -166,15 +175,13 @@ class Optimizer:
         self.load_state_dict(torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True))
 
 
-def _build_adamw(parameters: Sequence[Tensor], settings: OptimizerConfig) -> torch.optim.Optimizer:
+def _build_adamw(parameters: Sequence[Tensor], settings: OptimizerConfig, *, fused: bool) -> torch.optim.Optimizer:
     values: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
     if settings.name == "adamw_8bit":
-        check_optimizer(settings)
         from saccade.training.adamw_8bit import AdamW8bit  # torchao takes seconds to import
 
         return AdamW8bit(parameters, **values)
-    is_on_gpu = all(parameter.is_cuda for parameter in parameters)
-    return torch.optim.AdamW(parameters, **values, fused=is_on_gpu)  # the other implementations copy all gradients
+    return torch.optim.AdamW(parameters, **values, fused=fused)
 
 
 def _agree_on_first(tensors: Mapping[str, Tensor], name: str | None) -> str | None:

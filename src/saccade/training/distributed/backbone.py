@@ -132,7 +132,7 @@ def create_optimizer(backbone: Backbone, settings: OptimizerConfig, num_steps: i
     """Create the optimizer of a backbone's trainable weights, on all ranks if they are sharded."""
     if isinstance(backbone, ShardedBackbone):
         return backbone.create_optimizer(settings, num_steps)
-    return Optimizer(backbone.model, settings, num_steps)
+    return Optimizer(backbone.model, settings, num_steps, cpu_offload=backbone.settings.cpu_offload)
 
 
 class ShardedReference:

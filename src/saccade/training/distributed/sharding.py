@@ -12,7 +12,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from saccade.models.backbone import Backbone
@@ -24,7 +24,8 @@ def shard_backbone(backbone: Backbone, mesh: DeviceMesh, device: torch.device) -
     Rank 0's backbone is on the CPU; those of the others are on the meta device, so they never hold a whole model.
     The sharded weights are float32, as the optimizer needs them; they are gathered in the type of the activations. On a
     mesh of two dimensions they are sharded within the second and replicated over the first (HSDP). Gradients are summed
-    over the ranks, not averaged.
+    over the ranks, not averaged. With `cpu_offload` this rank's part of weights and gradients is on the CPU; a unit is
+    copied to the device when it is gathered.
     """
     policy, dtype = backbone.policy, backbone.policy.compute_dtype
     tower = policy.model.model.visual
@@ -32,13 +33,22 @@ def shard_backbone(backbone: Backbone, mesh: DeviceMesh, device: torch.device) -
     mixed_precision = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
     )
+    is_on_gpu = mesh.device_type == "cuda"
+    offload = CPUOffloadPolicy(pin_memory=is_on_gpu) if backbone.settings.cpu_offload else OffloadPolicy()
     for layer in policy.model.model.language_model.layers:
         _receive_weights(layer, device)
-        fully_shard(layer, mesh=mesh, mp_policy=mixed_precision)
+        fully_shard(layer, mesh=mesh, mp_policy=mixed_precision, offload_policy=offload)
     _receive_weights(policy, device, replicated=() if is_tower_trained else set(tower.parameters()))
     replicated = set() if is_tower_trained else set(tower.parameters())
     # Gathered again in the backward pass: a forward pass without one must not leave weights that become outdated.
-    fully_shard(policy, mesh=mesh, mp_policy=mixed_precision, reshard_after_forward=True, ignored_params=replicated)
+    fully_shard(
+        policy,
+        mesh=mesh,
+        mp_policy=mixed_precision,
+        offload_policy=offload,
+        reshard_after_forward=True,
+        ignored_params=replicated,
+    )
     for module in policy.modules():
         if not isinstance(module, FSDPModule):
             continue

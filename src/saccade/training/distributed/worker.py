@@ -88,7 +88,9 @@ class TrainingWorker:
 
     def create_optimizer(self, settings: OptimizerConfig, num_steps: int) -> None:
         """Create the optimizer of this rank's part of the weights."""
-        self.optimizer = Optimizer(self.backbone.model, settings, num_steps)
+        self.optimizer = Optimizer(
+            self.backbone.model, settings, num_steps, cpu_offload=self.backbone.settings.cpu_offload
+        )
 
     def start_step(self, step: int) -> None:
         """Set the learning rate of a step."""
