@@ -5,6 +5,7 @@ import contextlib
 import gc
 import itertools
 import json
+import os
 import platform
 import resource
 import statistics
@@ -12,7 +13,7 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +27,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 Seconds = tuple[float, float]  # by the clock, of CPU time
 T = TypeVar("T")
+TICKS = os.sysconf("SC_CLK_TCK")  # of /proc, per second
 
 
 def parser(text: str | None, *, rounds: int = 5) -> argparse.ArgumentParser:
@@ -61,6 +63,27 @@ def alternate_sides(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[s
 def alternate(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[Seconds]]:
     """The seconds of each side, measured in turn."""
     return alternate_sides({name: partial(measure, side) for name, side in sides.items()}, rounds)
+
+
+def list_descendants(root: int) -> Iterator[tuple[int, list[str]]]:
+    """Yield the pid and the fields of /proc/PID/stat, from the state on, of a process and all its descendants."""
+    stats: dict[int, list[str]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            stats[int(folder.name)] = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue  # it has exited
+    pids = [root]
+    while pids:
+        pid = pids.pop()
+        if pid in stats:
+            yield pid, stats[pid]
+        pids += [child for child, fields in stats.items() if int(fields[1]) == pid]
+
+
+def sum_cpu_seconds(root: int) -> float:
+    """Return the CPU seconds of a process and all its descendants, ended ones that were waited for included."""
+    return sum(int(ticks) for _, fields in list_descendants(root) for ticks in fields[11:15]) / TICKS
 
 
 def find_environment(name: str) -> Path | None:
@@ -180,5 +203,10 @@ def show(title: str, rows: Sequence[Mapping[str, Any]], about: Mapping[str, str]
             values = (row[key] for key in columns)
             table.add_row(*(f"{value:,.4g}" if isinstance(value, float) else str(value) for value in values))
         Console(width=160).print(table)
+    write_figures(title, rows, about, out)
+
+
+def write_figures(title: str, rows: Sequence[Mapping[str, Any]], about: Mapping[str, str], out: Path | None) -> None:
+    """Write the rows, with the machine, as JSON, if there is a file for them."""
     if out is not None:
         out.write_text(json.dumps({"title": title, "machine": dict(about), "rows": list(rows)}, indent=2) + "\n")

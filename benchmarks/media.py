@@ -13,7 +13,6 @@ store; five crops of one turn look at windows of 16 seconds.
 """
 
 import asyncio
-import json
 import tempfile
 from collections.abc import Sequence
 from fractions import Fraction
@@ -32,6 +31,7 @@ from _common import (
     measure,
     parser,
     show,
+    write_figures,
 )
 
 from saccade.config.schema import MediaConfig
@@ -173,11 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             shown = {key: values[key] for key in ("case", "saccade s", "saccade CPU s", "rounds")}
             rows.append({**shown, f"of {base}, by the clock": wall, "in CPU s": cpu})
             show("Shared frames", rows[-1:], describe_machine(), None)
-    if chosen.out:
-        chosen.out.write_text(
-            json.dumps({"title": "Frames of a long video", "machine": describe_machine(), "rows": rows}, indent=2)
-            + "\n"
-        )
+    write_figures("Frames of a long video", rows, describe_machine(), chosen.out)
 
 
 if __name__ == "__main__":

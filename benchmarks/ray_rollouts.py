@@ -19,12 +19,12 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _common import describe_machine, parser, show
+from _common import TICKS, describe_machine, list_descendants, parser, show, sum_cpu_seconds
 
 from saccade import sandbox
 from saccade.config.load import load_recipe
@@ -37,7 +37,6 @@ from saccade.rollouts.ray.executor import connect_executor
 from saccade.types import AnswerType, EpisodeStatus, Media, MediaKind, Task
 
 WIDTH, HEIGHT, FPS, NUM_FRAMES = 480, 270, 10.0, 200
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def write_tasks(folder: Path, count: int, seed: int) -> list[Task]:
@@ -65,22 +64,6 @@ def make_recipe(model: Path, workers: int) -> Recipe:
     return load_recipe("tiny/pyvision_video", overrides)
 
 
-def list_descendants(root: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield the pid and the fields of /proc/PID/stat, from the state on, of a process and all its descendants."""
-    stats: dict[int, list[str]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            stats[int(folder.name)] = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue  # it has exited
-    pids = [root]
-    while pids:
-        pid = pids.pop()
-        if pid in stats:
-            yield pid, stats[pid]
-        pids += [child for child, fields in stats.items() if int(fields[1]) == pid]
-
-
 def read_worker_seconds() -> dict[int, float]:
     """Return the CPU seconds of each rollout worker with all its descendants, ended ones included, by pid."""
     workers = []
@@ -88,18 +71,14 @@ def read_worker_seconds() -> dict[int, float]:
         with contextlib.suppress(OSError):
             if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::RolloutWorker"):
                 workers.append(pid)
-    return {pid: _sum_seconds(pid) for pid in workers or [os.getpid()]}
-
-
-def _sum_seconds(root: int) -> float:
-    return sum(int(ticks) for _, fields in list_descendants(root) for ticks in fields[11:15]) / _TICKS
+    return {pid: sum_cpu_seconds(pid) for pid in workers or [os.getpid()]}
 
 
 def read_cpu_seconds() -> tuple[float, float]:
     """Return the CPU seconds of this process with all its descendants, ended ones included, and of the machine."""
-    ours = _sum_seconds(os.getpid())
+    ours = sum_cpu_seconds(os.getpid())
     user, nice, system, _, _, interrupt, soft, *_ = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
-    return ours, (user + nice + system + interrupt + soft) / _TICKS
+    return ours, (user + nice + system + interrupt + soft) / TICKS
 
 
 async def measure(

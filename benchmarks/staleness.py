@@ -5,14 +5,17 @@
     python benchmarks/staleness.py --run runs/demo --steps 60          # long enough for rewards to be compared
     python benchmarks/staleness.py --run runs/a engine.name=vllm       # with a server, where `saccade serve` runs one
 
-Both sides run the same steps from the same weights, for each seed one after the other. They sample from weights of
+All sides run the same steps from the same weights, for each seed one after the other. They sample from weights of
 their own in a process of its own, or from the servers of the recipe; `--wait` delays every reply, as a larger
-model does. A speed is that of all steps but the first and the last, whose rollouts don't overlap an update. Rewards are
-means over a fifth of the steps: the mean of the asynchronous runs' seeds should be between the lowest and the highest
-seed of the synchronous runs. Settings come last, dotted.
+model does. Asynchronous runs keep two cores busy: sampling and training have `--threads` threads each. Runs in turns
+have the same, and on another side twice as many, so that each part may use both cores. CPU seconds are those of this
+process and the sampling process, without servers. A speed is that of all steps but the first and the last, whose
+rollouts don't overlap an update. Rewards are means over a fifth of the steps: the mean of the asynchronous runs' seeds
+should be between the lowest and the highest seed of the synchronous runs. Settings come last, dotted.
 """
 
 import itertools
+import os
 import statistics
 import tempfile
 import time
@@ -22,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _common import describe_machine, parser, show
+from _common import describe_machine, parser, show, sum_cpu_seconds
 from _subprocess_engine import SubprocessEngine
 
 from saccade.config.load import load_recipe, resolve_model_path
@@ -39,15 +42,21 @@ WINDOWS = 5  # over which rewards are averaged
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingTimes:
-    """A run: when each of its steps had ended (seconds), and what was measured of it."""
+    """A run: when each of its steps had ended (wall seconds, and CPU seconds until then), and what was measured."""
 
     ends: Sequence[float]
+    cpu_ends: Sequence[float] = ()
     rows: Sequence[Mapping[str, float]]
 
     @property
     def seconds(self) -> float:
         """Of a step."""
         return (self.ends[-2] - self.ends[0]) / (len(self.ends) - 2)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Of a step."""
+        return (self.cpu_ends[-2] - self.cpu_ends[0]) / (len(self.cpu_ends) - 2)
 
     def mean(self, *names: str) -> float:
         """What the named figures add up to, on average, in the steps that count."""
@@ -75,31 +84,43 @@ def prepare_run(run: Path | None, folder: Path, settings: Sequence[str]) -> tupl
 def train(recipe: Recipe, home: Path, weights: Path, *, wait: float) -> TrainingTimes:
     """Train by the recipe, and throw away what comes of it."""
     ends: list[float] = []
+    cpu_ends: list[float] = []
     rows: list[Mapping[str, float]] = []
 
     def log(values: Mapping[str, float]) -> None:
         ends.append(time.perf_counter())
+        cpu_ends.append(sum_cpu_seconds(os.getpid()))
         rows.append(values)
 
+    torch.set_num_threads(recipe.model.num_threads)
     components = pipeline.load_training_components(recipe, weights)
     if not components.engine.has_separate_weights:
         components = replace(components, engine=SubprocessEngine(components.backbone, wait))
     tasks = pipeline.load_training_tasks(home, recipe)
     with tempfile.TemporaryDirectory() as folder:
         pipeline.run_and_close(components, rl.train(components, tasks, folder=Path(folder), log_step=log))
-    return TrainingTimes(ends=ends, rows=rows)
+    return TrainingTimes(ends=ends, cpu_ends=cpu_ends, rows=rows)
 
 
 def build_speed_rows(found: Mapping[str, Sequence[TrainingTimes]]) -> list[dict[str, Any]]:
     """A line for each side; the first is the baseline."""
-    seconds = {name: statistics.median(took.seconds for took in runs) for name, runs in found.items()}
-    base = next(iter(seconds.values()))
-    return [
-        {
-            "side": name,
-            "steps/hour": 3600 / seconds[name],
-            "times faster": base / seconds[name],
-            "s a step": seconds[name],
+    lines = list[dict[str, Any]]()
+    seconds, cpu_seconds = (
+        {name: [(took.seconds, took.cpu_seconds)[clock] for took in runs] for name, runs in found.items()}
+        for clock in (0, 1)
+    )
+    base = next(iter(found))
+    for name, runs in found.items():
+        line: dict[str, Any] = {"side": name, "steps/hour": 3600 / statistics.median(seconds[name])}
+        for unit, ratio, values in (
+            ("s a step", "times faster", seconds),
+            ("CPU s a step", "times less CPU", cpu_seconds),
+        ):
+            ratios = [before / own for before, own in zip(values[base], values[name], strict=True)]  # by seed
+            line[unit] = statistics.median(values[name])
+            line[ratio] = statistics.median(values[base]) / line[unit]
+            line[f"{ratio}, by seed"] = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        line |= {
             "waiting for rollouts": statistics.median(
                 took.mean("seconds/rollout") / took.mean("seconds/rollout", "seconds/train", "seconds/weight_sync")
                 for took in runs
@@ -107,13 +128,13 @@ def build_speed_rows(found: Mapping[str, Sequence[TrainingTimes]]) -> list[dict[
             "staleness, max": max(row.get("staleness_max", 0.0) for took in runs for row in took.rows),
             "runs": len(runs),
         }
-        for name, runs in found.items()
-    ]
+        lines.append(line)
+    return lines
 
 
 def build_reward_rows(found: Mapping[str, Sequence[TrainingTimes]]) -> list[dict[str, Any]]:
-    """A line for each window: the band of the first side's seeds, and the mean of the other's."""
-    in_turns, stale = ([took.rewards() for took in runs] for runs in found.values())
+    """A line for each window: the band of the first side's seeds, and the mean of the last one's."""
+    in_turns, *_, stale = ([took.rewards() for took in runs] for runs in found.values())
     lines = []
     for window in range(WINDOWS):
         band, mean = [seed[window] for seed in in_turns], statistics.mean(seed[window] for seed in stale)
@@ -123,7 +144,7 @@ def build_reward_rows(found: Mapping[str, Sequence[TrainingTimes]]) -> list[dict
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run both sides for every seed."""
+    """Run all sides for every seed."""
     options = parser(__doc__, rounds=3)
     options.add_argument("--run", type=Path, help="a run whose cold start has ended, such as runs/demo")
     options.add_argument("--steps", type=int, default=12, help="of each run, at least five")
@@ -136,14 +157,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.error(f"--steps must be at least {WINDOWS}")
     torch.set_num_threads(chosen.threads)
     fixed = (f"rl.steps={chosen.steps}", f"rl.save_every={chosen.steps}", f"model.num_threads={chosen.threads}")
-    sides = {"in turns": 0, f"staleness at most {chosen.staleness}": chosen.staleness}
+    sides = {  # versions, and threads of each process
+        "in turns": (0, chosen.threads),
+        "in turns, twice the threads": (0, 2 * chosen.threads),
+        f"staleness at most {chosen.staleness}": (chosen.staleness, chosen.threads),
+    }
     found: dict[str, list[TrainingTimes]] = {name: [] for name in sides}
     with tempfile.TemporaryDirectory() as name:
         recipe, home, weights = prepare_run(chosen.run, Path(name), [*fixed, *chosen.settings])
         for seed in range(chosen.rounds):
-            for side, most in sides.items():
+            for side, (most, threads) in sides.items():
                 settings = recipe.rl.model_copy(update={"max_staleness": most})
-                one = recipe.model_copy(update={"seed": seed, "rl": settings})
+                model = recipe.model.model_copy(update={"num_threads": threads})
+                one = recipe.model_copy(update={"seed": seed, "rl": settings, "model": model})
                 found[side].append(train(one, home, weights, wait=chosen.wait))
     size = f"{recipe.rl.prompts_per_step} groups of {recipe.rl.group_size}, {chosen.steps} steps, {chosen.rounds} seeds"
     show(

@@ -8,6 +8,7 @@ and for one episode of each step `--slower` times as long. So it measures waitin
 
 import asyncio
 import itertools
+import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -80,10 +81,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         sides = {name: step(components, tasks, chosen.seconds, slower) for name, (components, slower) in cases.items()}
         seconds = alternate(sides, chosen.rounds)
-    wall = {name: sorted(each[0] for each in values)[len(values) // 2] for name, values in seconds.items()}
-    base = wall["none slow, over-provisioned"]
+    wall, cpu = (
+        {name: statistics.median(each[clock] for each in values) for name, values in seconds.items()}
+        for clock in (0, 1)
+    )
+    base = "none slow, over-provisioned"
     rows = [
-        {"case": name, "seconds": value, "of none slow, over-provisioned": value / base} for name, value in wall.items()
+        {
+            "case": name,
+            "seconds": wall[name],
+            f"of {base}": wall[name] / wall[base],
+            "CPU s": cpu[name],
+            f"of the CPU s of {base}": cpu[name] / cpu[base],
+            "rounds": chosen.rounds,
+        }
+        for name in cases
     ]
     title = f"{chosen.prompts} groups of {plain.recipe.rl.group_size}; a reply takes {chosen.seconds:g} s"
     show(title, rows, describe_machine(), chosen.out)

@@ -105,15 +105,20 @@ def measure(
 def build_row(name: str, runs: Sequence[Measurement], baseline: Sequence[Measurement]) -> dict[str, Any]:
     """Return one line: medians over the runs, and the staleness of all groups."""
     seconds, base = (statistics.median(run.compute_seconds(0) for run in side) for side in (runs, baseline))
-    pairs = zip(runs, baseline, strict=True)
-    ratios = [before.compute_seconds(0) / run.compute_seconds(0) for run, before in pairs]  # by seed
+    cpu, base_cpu = (statistics.median(run.compute_seconds(1) for run in side) for side in (runs, baseline))
+    ratios, cpu_ratios = (  # by seed
+        [before.compute_seconds(clock) / run.compute_seconds(clock) for run, before in zip(runs, baseline, strict=True)]
+        for clock in (0, 1)
+    )
     staleness = sum((run.staleness for run in runs), Counter[int]())
     return {
         "side": name,
         "s a step": seconds,
         "times faster": base / seconds,
         "by seed": f"{min(ratios):.2f} to {max(ratios):.2f}",
-        "CPU s a step": statistics.median(run.compute_seconds(1) for run in runs),
+        "CPU s a step": cpu,
+        "times less CPU": base_cpu / cpu,
+        "CPU, by seed": f"{min(cpu_ratios):.2f} to {max(cpu_ratios):.2f}",
         "groups cancelled a step": statistics.mean(row["groups/cancelled"] for run in runs for row in run.rows),
         "waiting for rollouts": statistics.median(run.compute_waiting_share() for run in runs),
         "in progress, most": max(run.most_in_progress for run in runs),
