@@ -125,11 +125,11 @@ class Turn:
 
     def check(self, crops: int, store: str) -> int:
         """Compare the sub-agents of both ways of dispatch; return the tokens of one's prompt."""
-        at_once, in_turns = (self.run(crops, store, each).children for each in (ToolCalling, SequentialCalls))
-        for one, other in zip(at_once, in_turns, strict=True):
+        parallel, sequential = (self.run(crops, store, each).children for each in (ToolCalling, SequentialCalls))
+        for one, other in zip(parallel, sequential, strict=True):
             assert one.ledger.segments[0] == other.ledger.segments[0], "the prompts differ"
             assert one.ledger.sampled_tokens() == other.ledger.sampled_tokens(), "the replies differ"
-        return at_once[0].ledger.segments[0].num_tokens
+        return parallel[0].ledger.segments[0].num_tokens
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
