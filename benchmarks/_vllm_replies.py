@@ -1,9 +1,10 @@
 """Replies of vLLM to prompts with pictures, in an environment of its own; called by local_engine.py.
 
-Reads one request per line (JSON: a file of prompts, the number of new tokens, whether to sample greedily), and answers
-with a line: seconds by the clock and of CPU time, of this process and all that it started, the ids of the prompts as
-vLLM expanded them, and the logprobs of the replies. vLLM's engine runs in this process, without a server. Its caches
-are cleared before each request, as after an update of the weights; that and reading the file isn't counted.
+Reads one request per line (JSON: a file of prompts, the number of new tokens, whether to sample greedily, ids that are
+never sampled), and answers with a line: seconds by the clock and of CPU time, of this process and all that it started,
+the ids of the prompts as vLLM expanded them, and the logprobs of the replies. vLLM's engine runs in this process,
+without a server. Its caches are cleared before each request, as after an update of the weights; that and reading the
+file isn't counted.
 """
 
 import argparse
@@ -71,6 +72,7 @@ def main() -> None:
             ignore_eos=True,
             logprobs=0,  # of the sampled token alone
             detokenize=False,
+            logit_bias=dict.fromkeys(request.get("forbidden_ids", ()), -100.0) or None,
         )
         llm.reset_prefix_cache()
         llm.reset_mm_cache()
