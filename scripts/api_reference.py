@@ -18,7 +18,8 @@ from saccade import testing
 THEMES = {
     "Runs": "load_recipe Recipe generate_data make_tiny_model sft rl train evaluate ask Run read_episodes "
     "RolloutRecord",
-    "Data": "load_tasks Task Media MediaKind CachingMediaLoader AnswerType Demonstration RecordedResult SourceRow",
+    "Data": "load_tasks Task Media MediaKind CachingMediaLoader AnswerType Demonstration RecordedResult SourceRow "
+    "BenchmarkRow",
     "Episodes and ledger": "Episode EpisodeStatus Turn Reply Block BlockKind Call CallFormat Message ToolResult Usage "
     "Ledger",
     "Environments": "Environment Context Observation Done ToolEnvironment PixelBudget",

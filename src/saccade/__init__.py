@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from saccade.errors import ToolError as ToolError
     from saccade.evaluation.benchmarks.base import Benchmark as Benchmark
     from saccade.evaluation.benchmarks.base import Grade as Grade
+    from saccade.evaluation.benchmarks.local_dataset import BenchmarkRow as BenchmarkRow
     from saccade.ledger import Ledger as Ledger
     from saccade.media.cache import CachingMediaLoader as CachingMediaLoader
     from saccade.metrics.statistics import Estimate as Estimate

@@ -7,7 +7,7 @@ the sampled token's probability. The loss of a token is
 
 - `old` is the PROXIMAL policy, i.e. the trainer's logprobs before the update; with `old_logprobs: engine` it is the
   engine's.
-- tis_weight = min(w, cap) with w = exp(trainer - engine), of the logprobs before the update: AReaL's
+- tis_weight = min(w, cap) with w = exp(proximal - engine), of the logprobs before the update: AReaL's
   decoupled objective (arXiv 2505.24298). There is ONE such weight per token. For a token of the current weights it
   corrects the mismatch of engine and trainer (truncated importance sampling), up to `tis_cap`; for a token of older
   weights (a STALE token) it also corrects staleness, up to `stale_tis_cap`. A cap of None leaves those tokens
@@ -20,6 +20,7 @@ once on the whole batch and sliced, so the losses and gradients of the parts add
 combines the statistics of the parts accordingly.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
@@ -32,7 +33,6 @@ from saccade.config.schema import LossConfig
 from saccade.errors import ConfigError, convert_errors
 
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
-_DEFAULT_TIS_CAP, _DEFAULT_STALE_TIS_CAP = 2.0, 5.0  # for measuring truncation when it is off
 _METRICS_WITH_MAX = ("ratio", "tis_weight", "engine_trainer_logprob_diff")
 # Metrics of every update: a loss's own statistic of the same name would replace one, or be replaced.
 _STEP_METRICS = ("step", "stage", "updates", "loss", "entropy", "grad_norm", "lr", "packed_tokens", "trained_tokens")
@@ -98,7 +98,7 @@ def compute_token_weights(seq_N: Tensor, *, aggregation: Aggregation, token_sum_
 
 def compute_policy_loss(
     logp_N: Tensor,
-    old_logp_N: Tensor | None,
+    trainer_logp_N: Tensor | None,
     adv_N: Tensor,
     weight_N: Tensor,
     *,
@@ -112,7 +112,7 @@ def compute_policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of the module's docstring (a scalar with a gradient to `logp_N`) and detached statistics.
 
-    `old_logp_N` are the trainer's logprobs before the update; None means the current ones (one update per batch:
+    `trainer_logp_N` are the trainer's logprobs before the update; None means the current ones (one update per batch:
     r = 1). `token_loss` is that of `settings`, resolved beforehand. `engine_logp_N` are the logprobs that the engine
     reported, None if unknown. `stale_N` marks tokens sampled by older weights; None means none. `seq_N` holds one
     integer per sequence; None means one sequence. `weight_N` is this micro-batch's slice of `compute_token_weights`. No
@@ -121,7 +121,7 @@ def compute_policy_loss(
     """
     logp_N = logp_N.to(torch.promote_types(logp_N.dtype, torch.float32))
     now_N = logp_N.detach()
-    trainer_N = now_N if old_logp_N is None else old_logp_N.detach().to(now_N.dtype)
+    trainer_N = now_N if trainer_logp_N is None else trainer_logp_N.detach().to(now_N.dtype)
     engine_N = trainer_N if engine_logp_N is None else engine_logp_N.detach().to(now_N.dtype)
     seq_N = torch.zeros_like(logp_N, dtype=torch.int64) if seq_N is None else seq_N
     stale_N = torch.zeros_like(logp_N, dtype=torch.bool) if stale_N is None else stale_N
@@ -150,15 +150,14 @@ def compute_policy_loss(
 
 def _compute_tis_weights(importance_N: Tensor, stale_N: Tensor, settings: LossConfig) -> Tensor:
     """Return the importance weight, truncated or 0 above its cap, or 1 if the cap is None, [N]."""
-    cap_N = _select_tis_caps(stale_N, settings)
+    cap_N = _select_tis_caps(stale_N, settings)  # infinite if None
     is_masking_N = torch.where(stale_N, settings.above_stale_tis_cap == "mask", settings.above_tis_cap == "mask")
     capped_N = torch.minimum(importance_N, cap_N).masked_fill(is_masking_N & (importance_N > cap_N), 0.0)
-    has_fresh_cap, has_stale_cap = settings.tis_cap is not None, settings.stale_tis_cap is not None
-    return torch.where((stale_N & has_stale_cap) | (~stale_N & has_fresh_cap), capped_N, 1.0)
+    return torch.where(cap_N.isinf(), 1.0, capped_N)
 
 
 def _select_tis_caps(stale_N: Tensor, settings: LossConfig) -> Tensor:
-    fresh_cap, stale_cap = settings.tis_cap or _DEFAULT_TIS_CAP, settings.stale_tis_cap or _DEFAULT_STALE_TIS_CAP
+    fresh_cap, stale_cap = (math.inf if cap is None else cap for cap in (settings.tis_cap, settings.stale_tis_cap))
     return torch.where(stale_N, stale_cap, fresh_cap)
 
 
@@ -205,8 +204,8 @@ def _compute_stats(values_by_metric: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     The metrics are those of the loss (`clip_fraction` and `ratio` to the old policy), `approx_kl` (k3 estimate of
     KL(old || policy)), `kl` (k3 to the reference, if there is one), `tis_weight` (before truncation),
-    `frac_tis_truncated` (the fraction above the cap, truncated or masked) and `engine_trainer_logprob_diff` (between
-    proximal policy and engine). Terms that are off are measured too.
+    `frac_tis_truncated` (the fraction above its cap, truncated or masked; 0 without a cap) and
+    `engine_trainer_logprob_diff` (between proximal policy and engine). Terms that are off are measured too.
     """
     count = next(iter(values_by_metric.values())).numel()
     stats = {"tokens": torch.tensor(float(count))}

@@ -623,7 +623,7 @@ class LossConfig(Section):
     # keyword arguments of the loss. clip_low, clip_high and dual_clip have no effect where the ratio is 1
     settings: dict[str, Any] = Field(default_factory=dict)
     # whose logprobs are the old ones of the ratio. trainer = the trainer's before the update, so with one update per
-    # batch the ratio is exactly 1; engine = those that the engine reported
+    # batch the ratio is exactly 1; engine = those that the engine reported; then both caps below are null
     old_logprobs: Literal["trainer", "engine"] = "trainer"
     # how token losses are averaged over a mini-batch. token_mean = every token counts the same; seq_mean_token_mean =
     # every sequence counts the same; seq_mean_token_sum_norm = the sum of a sequence divided by token_sum_divisor,

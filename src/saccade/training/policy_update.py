@@ -68,7 +68,7 @@ def update_policy(
     are computed beforehand only for further steps. Advantages are whitened over the whole rollout batch, losses
     averaged over a mini-batch. `check_cancelled` is called before each micro-batch up to the first update. `on_tokens`
     receives what each mini-batch's first pass computed for every token. Raises EngineError if a packed token isn't the
-    one that the engine sampled.
+    sampled one of its ledger.
     """
     with components.backbone.share_features():
         return _update_policy(components, samples, settings, optimizer, reference, check_cancelled, on_tokens)
@@ -88,7 +88,7 @@ def _update_policy(
     samples_by_mini_batch = split_mini_batches(samples, settings.num_mini_batches)
     for mini_batch in samples_by_mini_batch:
         packed = pack_samples(backbone, mini_batch, settings)
-        check_engine_tokens(mini_batch, packed)
+        check_packed_tokens(mini_batch, packed)
         mini_batches.append(slice(len(micro_batches), len(micro_batches) + len(packed)))
         micro_batches += packed
     if reference is not None:
@@ -267,7 +267,7 @@ def _list_token_values(
             )
 
 
-def check_engine_tokens(samples: Sequence[TrainingSample], micro_batches: Sequence[MicroBatch]) -> None:
+def check_packed_tokens(samples: Sequence[TrainingSample], micro_batches: Sequence[MicroBatch]) -> None:
     """Raise EngineError unless the micro-batches train exactly the sampled tokens, each once, in order."""
     trained_tokens: dict[int, list[int]] = {}
     for micro_batch in micro_batches:
@@ -275,4 +275,4 @@ def check_engine_tokens(samples: Sequence[TrainingSample], micro_batches: Sequen
             trained_tokens.setdefault(index, []).append(token)
     for index, sample in enumerate(samples):
         if tuple(trained_tokens.get(index, ())) != sample.ledger.sampled_tokens():
-            raise EngineError(f"the packed tokens of sample {index} differ from those that the engine sampled")
+            raise EngineError(f"the packed tokens of sample {index} differ from the sampled tokens of its ledger")

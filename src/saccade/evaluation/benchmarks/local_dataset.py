@@ -20,7 +20,7 @@ UNPACKED_DIR = "unpacked"  # the folder, next to the rows, for images that rows 
 class BenchmarkRow(SourceRow):
     """A row of a local copy whose media are below `media_dir`."""
 
-    media_dir: Path
+    media_dir: Path  # the folder of the copy
 
     def require_one_of(self, field_name: str, value: str, allowed: Iterable[str]) -> str:
         """Return the value of a field. Raises DataError if it is not one of `allowed`."""
