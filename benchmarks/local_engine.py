@@ -104,7 +104,7 @@ def inputs(backbone: Backbone, ledgers: Sequence[Ledger]) -> dict[str, Any]:
     return {
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
-        "mm_token_type_ids": (ids == backbone.image_token_id).int(),
+        "mm_token_type_ids": (ids == backbone.renderer.visual_ids[0]).int(),
         "pixel_values": torch.from_numpy(values),
         "image_grid_thw": torch.from_numpy(grids),
     }

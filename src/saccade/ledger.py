@@ -30,11 +30,16 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRef:
-    """A reference to an image or video frame, without its pixels.
+    """A reference to an image, a video frame or a pair of frames, without its pixels.
+
+    A pair takes the visual tokens of one image: the model sees two frames as a video of that length.
 
     >>> frame = ImageRef(path="clip.mp4", digest="9f2c", time=12.5, width=64, height=32)
     >>> frame.key
     '9f2c@12.5:64x32'
+    >>> pair = replace(frame, second_time=13.5)
+    >>> pair.key, pair.mean_time, [each.time for each in pair.frames]
+    ('9f2c@12.5+13.5:64x32', 13.0, [12.5, 13.5])
     """
 
     path: str  # of the file
@@ -43,12 +48,35 @@ class ImageRef:
     width: int  # as the model sees it, in pixels
     height: int  # as the model sees it, in pixels
     box: Box | None = None  # a part of a still image, in pixels of the file
+    # of a pair's second frame, in seconds; that of the first one if the frame is paired with itself
+    second_time: float | None = field(default=None, metadata={"omit_none": True})
 
     @property
     def key(self) -> str:
         """Return the identity of the pixels: equal keys mean equal pixels."""
+        second = "" if self.second_time is None else f"+{self.second_time}"
         part = "" if self.box is None else f"{list(self.box)}"
-        return f"{self.digest}@{self.time}{part}:{self.width}x{self.height}"
+        return f"{self.digest}@{self.time}{second}{part}:{self.width}x{self.height}"
+
+    @property
+    def is_pair(self) -> bool:
+        """Return whether this is a pair of video frames."""
+        return self.second_time is not None
+
+    @property
+    def frames(self) -> tuple["ImageRef", ...]:
+        """Return the distinct frames of a pair in order; an image or frame alone."""
+        if self.second_time is None:
+            return (self,)
+        first = replace(self, second_time=None)
+        return (first,) if self.second_time == self.time else (first, replace(first, time=self.second_time))
+
+    @property
+    def mean_time(self) -> float | None:
+        """Return the time that stands for a frame or a pair in a prompt, seconds; None for a still image."""
+        if self.time is None or self.second_time is None:
+            return self.time
+        return (self.time + self.second_time) / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ def plain_logprobs(backbone: Backbone, ledger: Ledger) -> torch.Tensor:
     implementation = backbone.model.config._attn_implementation
     backbone.model.set_attn_implementation("eager")
     with torch.inference_mode():
-        out = backbone.model(input_ids=ids, mm_token_type_ids=(ids == backbone.image_token_id).int(), **inputs)
+        out = backbone.model(input_ids=ids, mm_token_type_ids=(ids == backbone.renderer.visual_ids[0]).int(), **inputs)
     backbone.model.set_attn_implementation({"": implementation, "text_config": "saccade", "vision_config": "sdpa"})
     logits = out.logits[0].float().clone()
     logits[:, list(backbone.renderer.forbidden_ids)] = float("-inf")

@@ -71,7 +71,7 @@ def compute_logprobs(model, policy):
             position_ids=torch.from_numpy(renderer.compute_position_ids(ledger))[:, None],
             pixel_values=torch.from_numpy(patches),
             image_grid_thw=torch.from_numpy(grids),
-            mm_token_type_ids=(ids == policy.image_token_id).int(),
+            mm_token_type_ids=(ids == renderer.visual_ids[0]).int(),
         ).logits
     return ledger, torch.log_softmax(logits[0].float(), dim=-1)
 

@@ -21,10 +21,12 @@ from saccade.chat.families.base import Family, ModelText, Piece, TemplateText
 from saccade.chat.families.vision_geometry import VisionGeometry
 from saccade.chat.parser import parse_reply
 from saccade.chat.tokenizer import ChatTokenizer
-from saccade.errors import ModelError, convert_errors
+from saccade.errors import MediaError, ModelError, convert_errors
 from saccade.ledger import ImageRef, ImageSlot, Ledger, Origin, Segment
 from saccade.types import Message, Reply
 from saccade.utils.files import read_text, require_regular_files
+
+FRAMES_PER_PAIR = 2
 
 
 class ChatRenderer:
@@ -44,6 +46,8 @@ class ChatRenderer:
         self._family, self._tokenizer, self._vision_geometry = family, tokenizer, vision_geometry
         self._turn_end_id = tokenizer.get_added_token_id(family.turn_end)
         self._image_token_id = tokenizer.get_added_token_id(family.image_token)
+        video_token = family.video_token if vision_geometry.temporal_patch_size == FRAMES_PER_PAIR else None
+        self._video_token_id = None if video_token is None else tokenizer.get_added_token_id(video_token)
 
     def render(
         self, ledger: Ledger, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
@@ -52,7 +56,7 @@ class ChatRenderer:
 
         `tools` (JSON schemas) are rendered at the start of the conversation and ignored later. The segment's origin is
         TOOL if a message has the role "tool". Raises DataError for an unknown role, and MediaError for an image whose
-        sides aren't multiples of `factor`.
+        sides aren't multiples of `factor`, or a pair of frames without `supports_frame_pairs`.
         """
         if ledger.segments:
             pieces = [self._close_turn(ledger), *self._family.render_turns(messages)]
@@ -74,19 +78,38 @@ class ChatRenderer:
         for piece in pieces:
             if isinstance(piece, ImageRef):
                 images.append(piece)
-                parts.append(self._image_token_id)
+                parts.append(self._get_placeholder_id(piece))
             elif isinstance(piece, TemplateText | ModelText):
                 parts += self._tokenizer.split(piece.text, is_template=isinstance(piece, TemplateText))
             else:
                 parts.append(piece)
         # No text encodes to the placeholder's id, so placeholders and images correspond one to one.
         tokens = self._tokenizer.encode(parts)
-        indices = [index for index, token in enumerate(tokens) if token == self._image_token_id]
+        indices = [index for index, token in enumerate(tokens) if token in self.visual_ids]
         slots = [
             ImageSlot(index=index, image=image, num_tokens=self.count_visual_tokens(image))
             for index, image in zip(indices, images, strict=True)
         ]
         return tuple(tokens), tuple(slots)
+
+    @property
+    def supports_frame_pairs(self) -> bool:
+        """Return whether the model takes pairs of video frames."""
+        return self._video_token_id is not None
+
+    @property
+    def visual_ids(self) -> tuple[int, ...]:
+        """Return the placeholders: of an image, and of a pair of frames if the model takes those."""
+        ids = (self._image_token_id, self._video_token_id)
+        return tuple(token for token in ids if token is not None)
+
+    def _get_placeholder_id(self, image: ImageRef) -> int:
+        if not image.is_pair:
+            return self._image_token_id
+        if self._video_token_id is None:
+            message = f"{image.path}: the model family {self.family} takes no pairs of frames; show single frames"
+            raise MediaError(message, key=image.path, value=self.family)
+        return self._video_token_id
 
     def render_prefill(self, text: str) -> Segment:
         """Return the segment of a prefilled reply."""

@@ -21,7 +21,7 @@ from saccade.chat.renderer import load_renderer
 from saccade.config.schema import KlConfig, OptimizerConfig, Recipe, RlConfig, SftConfig, SyntheticModelConfig
 from saccade.errors import ConfigError
 from saccade.ledger import ImageRef, Ledger
-from saccade.media.frame_sampling import interleave_timestamps
+from saccade.media.frame_sampling import interleave_timestamps, pair_frames
 from saccade.media.image import fit_size
 from saccade.models.model_sizes import ModelSizes, get_published_sizes, get_tiny_sizes
 from saccade.models.pass_limits import MAX_LOGITS_PER_CHUNK, MAX_VISION_TOKENS
@@ -190,7 +190,8 @@ def estimate_episode(
     calls = calls if assumptions.calls_per_turn is None else min(calls, assumptions.calls_per_turn)
     reply = min(recipe.sampling.max_tokens, assumptions.reply_tokens or recipe.sampling.max_tokens)
     prefill = _PREFILL_TOKENS if settings.get("force_think") else 0
-    images = sum(count_tool_visual_tokens(tool, calls, turns, sizes.factor) for tool in tools.values())
+    pairs = recipe.media.frame_pairs
+    images = sum(count_tool_visual_tokens(tool, calls, turns, sizes.factor, pairs) for tool in tools.values())
     texts = calls * (min(settings.get("max_tool_result_tokens", 512), reply) + _TURN_MARKER_TOKENS)
     results = texts + images + _TURN_MARKER_TOKENS  # tokens of a turn's tool results
     context = settings.get("max_context_tokens", 32768)
@@ -205,7 +206,8 @@ def estimate_episode(
         budget = PixelBudget(min_pixels=pixels[0], max_pixels=pixels[1])
         width, height = fit_size(*assumptions.video_size, sizes.factor, budget)
         frames = [ImageRef(path="", digest="", time=100.0 + i, width=width, height=height) for i in range(num_frames)]
-        user = Message(role="user", parts=tuple(frames if is_image else interleave_timestamps(frames)))
+        images = pair_frames(frames) if recipe.media.frame_pairs and not is_image else frames
+        user = Message(role="user", parts=tuple(images if is_image else interleave_timestamps(images)))
         prompt = count_tokens([*system, user], schemas) if is_main_agent else count_tokens([user], ())
         prompt += assumptions.question_tokens + (prefill if is_main_agent else 0)
         if prompt >= context:
@@ -219,7 +221,7 @@ def estimate_episode(
         return ConversationSize(
             num_frames=num_frames,
             prompt_tokens=prompt,
-            visual_tokens=num_frames * width * height // sizes.factor**2,
+            visual_tokens=len(images) * width * height // sizes.factor**2,
             sampled_tokens=min(num_replies * reply, context - prompt),
             total_tokens=min(context, prompt + num_replies * reply + (num_replies - 1) * (results + prefill)),
         )
@@ -247,16 +249,21 @@ def _get_max_calls(settings: Mapping[str, Any]) -> int:
     return int(settings.get("max_calls_per_turn", 1)) if settings.get("parallel_tool_calls", True) else 1
 
 
-def count_tool_visual_tokens(tool: Mapping[str, Any], calls: int, turns: int, factor: int) -> int:
+def count_tool_visual_tokens(
+    tool: Mapping[str, Any], calls: int, turns: int, factor: int, frame_pairs: bool = False
+) -> int:
     """Return the most visual tokens that a tool's results add to a turn, from the tool's settings.
 
-    A tool shows one image per call, `max_frames` per call, or the turn's share of `max_images`; one with a
-    `frame_range` shows its frames to a sub-agent.
+    A tool shows one image per call, `max_frames` per call (half as many pairs with `frame_pairs`), or the turn's share
+    of `max_images`; one with a `frame_range` shows its frames to a sub-agent.
     """
     pixels = tool.get("frame_pixels", tool.get("image_pixels"))
     if pixels is None or "frame_range" in tool:
         return 0
-    num_images = calls * tool.get("max_frames", 1)
+    num_images = tool.get("max_frames", 1)
+    if frame_pairs and "frame_pixels" in tool:
+        num_images = math.ceil(num_images / 2)
+    num_images *= calls
     if "max_images" in tool:
         num_images = -(-tool["max_images"] // max(turns, 1))
     return num_images * (int(pixels[1]) // factor**2)

@@ -49,6 +49,7 @@ from saccade.rollouts.components import (
     apply_evaluation_settings,
     apply_sft_settings,
     apply_validation_settings,
+    check_frame_pairs,
     compose_task_rewards,
     require_trainable,
     resolve_settings,
@@ -213,6 +214,7 @@ def _is_training(stages: Collection[str]) -> bool:
 def _check_engine(recipe: Recipe, stages: Collection[str]) -> None:
     name = recipe.engine.name
     settings = plugins.check_settings("engines", name, recipe.engine.settings, ENGINE_DEPENDENCIES)
+    check_frame_pairs(recipe)
     if "rl" in stages:  # episodes that aren't trained on may be sampled from any distribution
         check_staleness(recipe, plugins.get_attribute("engines", name, "has_separate_weights"))
         check_neutral(settings)

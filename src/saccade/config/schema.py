@@ -469,6 +469,10 @@ class MediaConfig(Section):
     # rollouts.ray.cpus_per_worker). But with the local engine on a CPU null means 0: with threads the order of its
     # requests, and with it their rounding, would depend on time
     decode_threads: NonNegativeInt | None = None
+    # show the frames of videos in pairs, as the model's video input: two consecutive frames share one set of visual
+    # tokens, so the same frames take half of them. The text before a pair is the mean of its times; the last of an odd
+    # number of frames is paired with itself. Needs engine.name=local: servers receive images alone
+    frame_pairs: bool = False
 
 
 class RayConfig(Section):

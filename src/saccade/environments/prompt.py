@@ -89,7 +89,7 @@ def collect_images(messages: Sequence[Message]) -> tuple[ImageRef, ...]:
 
 def count_frames(images: Sequence[ImageRef]) -> int:
     """Return how many of the images are frames of a video."""
-    return sum(image.time is not None for image in images)
+    return sum(len(image.frames) for image in images if image.time is not None)
 
 
 async def load_media(task: Task, ctx: Context, settings: PromptSettings, load_video: LoadVideo) -> list[str | ImageRef]:
@@ -142,7 +142,8 @@ def interleave_subtitles(
 
     Without frames: all subtitles, subsampled to `max_subtitle_tokens`.
     """
-    cues_at_frames = select_cues_at(cues, [frame.time for frame in frames if frame.time is not None])
+    times = [frame.time for image in frames for frame in image.frames if frame.time is not None]
+    cues_at_frames = select_cues_at(cues, times)
     shown = subsample_cues(cues_at_frames, settings.max_subtitle_tokens, lambda line: len(ctx.renderer.encode(line)))
     return interleave_cues(frames, shown, timestamp_format)
 

@@ -340,7 +340,7 @@ class _SubAgent(Environment):
         self.messages, self.max_context_tokens = messages, max_context_tokens
 
     async def reset(self, task: Task, ctx: Context) -> Observation:
-        return Observation(messages=self.messages, num_frames=len(collect_images(self.messages)))
+        return Observation(messages=self.messages, num_frames=count_frames(collect_images(self.messages)))
 
     def parse_reply(self, reply: Reply, finish_reason: FinishReason) -> Reply:
         self.is_truncated = finish_reason is FinishReason.LENGTH

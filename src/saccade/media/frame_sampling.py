@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from saccade.errors import MediaError
 from saccade.ledger import ImageRef
@@ -48,6 +49,15 @@ def sample_window_times(
     return tuple(start + (index + 0.5) / fps for index in range(count))
 
 
+def pair_frames(frames: Sequence[ImageRef]) -> list[ImageRef]:
+    """Return each two consecutive frames as a pair; the last of an odd number is paired with itself.
+
+    As in the video processors of transformers, which repeat the last frame.
+    """
+    seconds = [*frames[1::2], *frames[-1:]]
+    return [replace(first, second_time=second.time) for first, second in zip(frames[::2], seconds, strict=False)]
+
+
 # The text before a frame, as in Qwen3-VL's prompts (Qwen3-VL technical report, section 2).
 TIMESTAMP_FORMAT = "<{seconds:.1f} seconds>"
 
@@ -62,12 +72,12 @@ def format_timestamp(seconds: float, number: int = 0, timestamp_format: str = TI
 
 
 def interleave_timestamps(images: Sequence[ImageRef], timestamp_format: str = TIMESTAMP_FORMAT) -> list[str | ImageRef]:
-    """Return message parts with each frame preceded by its time: `<12.5 seconds>`."""
+    """Return message parts with each frame preceded by its time: `<12.5 seconds>`; a pair by its mean time."""
     return [part for number, image in enumerate(images) for part in prepend_timestamp(image, number, timestamp_format)]
 
 
 def prepend_timestamp(image: ImageRef, number: int, timestamp_format: str = TIMESTAMP_FORMAT) -> list[str | ImageRef]:
     """Return a frame preceded by its time; a still image, or an empty format, gives the image alone."""
-    if image.time is None or not timestamp_format:
+    if image.mean_time is None or not timestamp_format:
         return [image]
-    return [format_timestamp(image.time, number, timestamp_format), image]
+    return [format_timestamp(image.mean_time, number, timestamp_format), image]

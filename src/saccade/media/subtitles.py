@@ -158,7 +158,7 @@ def interleave_cues(
     remaining = deque(sorted(cues, key=lambda cue: cue.middle))
     parts: list[str | ImageRef] = [SUBTITLES_INTRO]
     for number, image in enumerate(images):
-        while remaining and image.time is not None and remaining[0].middle < image.time:
+        while remaining and image.mean_time is not None and remaining[0].middle < image.mean_time:
             parts.append(remaining.popleft().line)
         parts += prepend_timestamp(image, number, timestamp_format)
     return [*parts, *(cue.line for cue in remaining)]

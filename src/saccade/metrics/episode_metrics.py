@@ -152,7 +152,8 @@ def has_run_tools(scored: Iterable[ScoredEpisode]) -> bool:
 def get_overview_times(episode: Episode) -> tuple[float, ...]:
     """Return the times (seconds) of the frames in the prompt."""
     slots = episode.ledger.segments[0].slots if episode.ledger.segments else ()
-    return tuple(slot.image.time for slot in slots if slot.image.time is not None)
+    frames = [frame for slot in slots for frame in slot.image.frames]
+    return tuple(frame.time for frame in frames if frame.time is not None)
 
 
 def is_undecided(scored: ScoredEpisode) -> bool:

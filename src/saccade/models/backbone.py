@@ -40,7 +40,7 @@ from saccade.utils.text import join_examples, pluralize
 PEFT_CONFIG = "adapter_config.json"
 _ATTENTION_IMPLEMENTATIONS = {"": "sdpa", "text_config": "saccade", "vision_config": "sdpa"}
 MAX_ATTENTION_QUERIES = 2048  # per attention call: bounds the memory of kernels that materialize scores and mask
-LoadPixels = Callable[[ImageRef], np.ndarray]  # uint8 RGB [height, width, 3]
+LoadPixels = Callable[[ImageRef], np.ndarray]  # uint8 RGB [height, width, 3], of a pair [2, height, width, 3]
 LoadAllPixels = Callable[[Collection[ImageRef]], Mapping[str, np.ndarray]]  # the same of several images, by their keys
 _logger = logging.getLogger("saccade")
 
@@ -171,10 +171,9 @@ class Backbone:
         # rounding differs.
         self.frozen_features = FeatureCache(settings.vision_cache_bytes if is_tower_frozen else 0)
         self.language_model: Any = self.model.model.language_model
-        self.image_token_id: int = self.model.config.image_token_id
         self.policy = Policy(
             self.model,
-            image_token_id=self.image_token_id,
+            visual_ids=self.renderer.visual_ids,
             forbidden_ids=self.renderer.forbidden_ids,
             compute_dtype=self.model.dtype,
         ).to(self.device)

@@ -8,6 +8,7 @@ Since nothing beside `Policy.forward` reads the weights in training, the module 
 Axis letters: B rows, T tokens of a row, S keys a query may attend to, N trained tokens, V vocabulary, D hidden size.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -97,15 +98,16 @@ class PolicyInputs:
 class Policy(nn.Module):
     """A vision-language model of transformers that returns the logprobs of trained tokens when it is called.
 
-    `compute_dtype` is the type of its activations; `forbidden_ids` are tokens that can't be sampled.
+    `compute_dtype` is the type of its activations; `visual_ids` are the placeholders of visual tokens, `forbidden_ids`
+    tokens that can't be sampled.
     """
 
     def __init__(
-        self, model: Any, *, image_token_id: int, forbidden_ids: Sequence[int], compute_dtype: torch.dtype
+        self, model: Any, *, visual_ids: Sequence[int], forbidden_ids: Sequence[int], compute_dtype: torch.dtype
     ) -> None:
         super().__init__()
         self.model = model
-        self.image_token_id, self.compute_dtype = image_token_id, compute_dtype
+        self.visual_ids, self.compute_dtype = tuple(visual_ids), compute_dtype
         # Whether the vision tower's gradients are zero, not None, without images: ranks that shard it reduce the same.
         self.has_gradients_without_images = False
         forbidden = torch.tensor(tuple(forbidden_ids), dtype=torch.long)
@@ -175,7 +177,7 @@ class Policy(nn.Module):
         language_model = self.model.model.language_model
         embeds, extra = language_model.embed_tokens(ids_BT), {}
         if features is not None:
-            visual = ids_BT == self.image_token_id
+            visual = functools.reduce(torch.logical_or, [ids_BT == token for token in self.visual_ids])
             embeds = embeds.masked_scatter(visual[..., None], features.tokens.to(embeds.dtype))
             if features.deepstack:
                 extra = {"visual_pos_masks": visual, "deepstack_visual_embeds": list(features.deepstack)}

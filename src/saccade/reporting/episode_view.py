@@ -135,8 +135,8 @@ class EpisodeViewer:
 
 
 def list_prompt_images(episode: Episode) -> list[ImageRef]:
-    """Return the images of an episode's prompt, in order."""
-    return [slot.image for segment in episode.ledger.segments[:1] for slot in segment.slots]
+    """Return the images and frames of an episode's prompt, in order; of a pair both frames."""
+    return [frame for segment in episode.ledger.segments[:1] for slot in segment.slots for frame in slot.image.frames]
 
 
 def find_child(result: ToolResult | None, children: Sequence[Episode]) -> Episode | None:
@@ -146,11 +146,11 @@ def find_child(result: ToolResult | None, children: Sequence[Episode]) -> Episod
 
 
 def list_call_images(result: ToolResult | None, children: Sequence[Episode]) -> list[ImageRef]:
-    """Return the images that a call showed: to its sub-agent, or else in its result."""
+    """Return the images and frames that a call showed: to its sub-agent, or else in its result."""
     child = find_child(result, children)
     if child is not None:
         return list_prompt_images(child)
-    return [] if result is None else list(result.images)
+    return [] if result is None else [frame for image in result.images for frame in image.frames]
 
 
 def format_answer(answer: Any) -> str:

@@ -45,7 +45,8 @@ class RolloutComponents:
         Without `verifies_weights` servers' weights aren't compared, because another process does it. Raises what
         `TrainingComponents.from_recipe` raises.
         """
-        if "backbone" in inspect.signature(plugins.load("engines", recipe.engine.name)).parameters:
+        check_frame_pairs(recipe)
+        if runs_model_here(recipe):
             return TrainingComponents.from_recipe(recipe)
         environments, score_fn = TaskEnvironments.from_recipe(recipe), compose_task_rewards(recipe)
         media = CachingMediaLoader.from_config(recipe.media, is_shared=recipe.rollouts.executor == "ray")
@@ -107,10 +108,18 @@ class TrainingComponents(RolloutComponents):
         import torch
 
         recipe = require_token_engine(recipe)
+        check_frame_pairs(recipe)
         environments, score_fn = TaskEnvironments.from_recipe(recipe), compose_task_rewards(recipe)
         torch.set_num_threads(recipe.model.num_threads)
         backbone = (load_backbone or _load_backbone)(recipe.model)
-        samples_here = "backbone" in inspect.signature(plugins.load("engines", recipe.engine.name)).parameters
+        if recipe.media.frame_pairs and not backbone.renderer.supports_frame_pairs:
+            raise ConfigError(
+                f"media.frame_pairs=true, but the model family {backbone.renderer.family} takes no pairs of frames; "
+                "set media.frame_pairs=false",
+                key="media.frame_pairs",
+                value=True,
+            )
+        samples_here = runs_model_here(recipe)
         needs_copy = load_backbone is not None and samples_here
         is_inline = samples_here and backbone.device.type == "cpu"
         uses_ray = recipe.rollouts.executor == "ray"
@@ -187,6 +196,22 @@ def resolve_tool_settings(environment_settings: Mapping[str, Any]) -> dict[str, 
 def uses_chat_engine(recipe: Recipe) -> bool:
     """Return whether the recipe's engine is a chat API, which needs no model here."""
     return plugins.is_subclass("engines", recipe.engine.name, ChatEngine)
+
+
+def runs_model_here(recipe: Recipe) -> bool:
+    """Return whether the recipe's engine samples from a model in this process, without a server."""
+    return "backbone" in plugins.get_signature("engines", recipe.engine.name).parameters
+
+
+def check_frame_pairs(recipe: Recipe) -> None:
+    """Raise ConfigError if frames are to be paired and the engine's servers would receive them as single images."""
+    if recipe.media.frame_pairs and not runs_model_here(recipe):
+        raise ConfigError(
+            f"media.frame_pairs=true needs an engine that runs the model in this process: {recipe.engine.name} takes "
+            "single images. Set engine.name=local, or media.frame_pairs=false",
+            key="media.frame_pairs",
+            value=recipe.engine.name,
+        )
 
 
 def require_token_engine(recipe: Recipe) -> Recipe:

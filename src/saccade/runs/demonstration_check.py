@@ -56,7 +56,7 @@ def check_demonstration_file(
     ctx = Context(
         engine=ReplayEngine(renderer=renderer, replies_by_seed={}),
         renderer=renderer,
-        media=CachingMediaLoader(),
+        media=CachingMediaLoader(pairs_frames=loaded.media.frame_pairs),
         sampling=SamplingParams(max_tokens=loaded.sampling.max_tokens),
         seed=loaded.seed,
     )

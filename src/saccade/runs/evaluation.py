@@ -319,11 +319,13 @@ def name_checkpoint(folder: Path, checkpoint: Path | None) -> str:
 def compute_identity(recipe: Recipe, weights: Path | None) -> dict[str, Any]:
     """Return what an evaluation's results depend on besides its own settings; paths of files are no part of it."""
     # Batch sizes and URLs of an engine change no result; the choice of engine may, in the last digits. Sampling filters
-    # do, and are included only where they are set, as named environments are.
+    # do, and are included only where they are set, as named environments and pairs of frames are.
     filters = {name: recipe.engine.settings[name] for name in SAMPLING_SETTINGS if name in recipe.engine.settings}
     values = recipe.model_dump(mode="json", include={"environment", "environments", "rewards"})
     if not values["environments"]:
         del values["environments"]
+    if recipe.media.frame_pairs:
+        values["frame_pairs"] = True
     # Two servers may serve different weights under one name: only the URL distinguishes them.
     server = [recipe.engine.settings.get(name) for name in ("url", "model")]
     return {

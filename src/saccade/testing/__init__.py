@@ -30,6 +30,7 @@ import numpy as np
 from saccade import plugins
 from saccade.chat.renderer import ChatRenderer
 from saccade.engines.scripted import Scripted
+from saccade.environments.prompt import count_frames
 from saccade.errors import ConfigError, EngineError, MediaError
 from saccade.ledger import Box, ImageRef, Ledger, Origin
 from saccade.protocols import (
@@ -94,6 +95,8 @@ __all__ = [
 
 class FakeMediaLoader:
     """A media loader without files: each path is a video of `duration` seconds with frames of one color."""
+
+    pairs_frames = False
 
     def __init__(self, *, duration: float = 64.0, fps: float = 4.0) -> None:
         self.duration, self.fps = duration, fps
@@ -299,6 +302,13 @@ def check_family(renderer: ChatRenderer) -> None:
         segment = renderer.render(turn, (Message(role="tool", parts=(text, frames[1])),))
         assert segment.origin is Origin.TOOL, "a tool result must have the origin TOOL"
         assert [slot.image for slot in segment.slots] == frames[1:], "only new messages may be rendered"
+    if renderer.supports_frame_pairs:
+        pair = replace(frames[0], second_time=frames[1].time)
+        segment = renderer.render(Ledger(), (Message(role="user", parts=(frames[0], pair)),))
+        assert [slot.image for slot in segment.slots] == [frames[0], pair], "a pair of frames needs exactly one slot"
+        placeholders = [segment.tokens[slot.index] for slot in segment.slots]
+        assert placeholders == [*renderer.visual_ids], "an image and a pair of frames need placeholders of their own"
+        assert special_ids.issuperset(placeholders), "placeholders must be forbidden"
     parsed = renderer.parse(renderer.encode('<tool_call>{"name": "a", "arguments": {"b": 1}}</tool_call>'))
     assert [(call.name, call.arguments) for call in parsed.calls] == [("a", {"b": 1})], "a call must be parsed"
     assert renderer.parse(renderer.encode("<answer>red</answer>")).answer == "red", "an answer must be parsed"
@@ -455,7 +465,7 @@ async def check_environment(
         episode = await run_episode(task, make_environment, _build_context(engine, renderer, media))
         assert episode.ledger.segments, f"a model that {name}: the episode has no prompt: {episode.error}"
         _check_tokens(episode, engine, f"a model that {name}")
-        num_frames = sum(slot.image.time is not None for slot in episode.ledger.segments[0].slots)
+        num_frames = count_frames([slot.image for slot in episode.ledger.segments[0].slots])
         # An environment whose tools load all frames on demand has none in its prompt.
         assert num_frames in (0, 4), f"the frame budget is 4, the prompt has {num_frames} frames"
         assert (episode.frame_budget or 0) == num_frames, (

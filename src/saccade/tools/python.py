@@ -97,15 +97,18 @@ async def _run_code(
 
 
 def _to_shown_image(image: ImageRef, media: MediaLoader) -> ShownImage:
-    rgb_HWC = media.load_pixels(image)
+    rgb_HWC = media.load_pixels(image.frames[0])
     return ShownImage(name="", width=rgb_HWC.shape[1], height=rgb_HWC.shape[0], rgb_bytes=rgb_HWC.tobytes())
 
 
 def _load_images(images: Sequence[ImageRef], media: MediaLoader) -> list[Image.Image | SealedImage]:
-    """Load images for the interpreter: a whole image from its file, a frame or crop as it was shown."""
+    """Load images for the interpreter: a whole image from its file, a frame or crop as it was shown.
+
+    A pair is its first frame.
+    """
     return [
         load_image(image.path, f"image_clue_{number}")
         if image.time is None and image.box is None
-        else Image.fromarray(media.load_pixels(image))
+        else Image.fromarray(media.load_pixels(image.frames[0]))
         for number, image in enumerate(images)
     ]

@@ -22,6 +22,7 @@ from saccade.chat.message_renderer import MessageRenderer
 from saccade.environments.tool_environment import ToolEnvironment
 from saccade.errors import DataError, EngineError
 from saccade.ledger import Box, ImageRef, Origin
+from saccade.media.frame_sampling import pair_frames
 from saccade.media.hashing import compute_file_digest
 from saccade.media.image import fit_size, read_image_size
 from saccade.metrics.episode_metrics import ERROR_STATUSES
@@ -343,6 +344,11 @@ class HeaderLoader:
 
     loader: MediaLoader
 
+    @property
+    def pairs_frames(self) -> bool:
+        """See MediaLoader."""
+        return self.loader.pairs_frames
+
     async def probe(self, path: str) -> VideoInfo:
         """See MediaLoader."""
         return await self.loader.probe(path)
@@ -350,10 +356,11 @@ class HeaderLoader:
     async def load_frames(
         self, path: str, times: Sequence[float], *, factor: int, budget: PixelBudget
     ) -> list[ImageRef]:
-        """Return references to frames at exactly the times given."""
+        """Return references to frames at exactly the times given, in pairs if the other loader returns pairs."""
         info = await self.loader.probe(path)
         width, height = fit_size(info.width, info.height, factor, budget)
-        return [ImageRef(path=path, digest=info.digest, time=time, width=width, height=height) for time in times]
+        frames = [ImageRef(path=path, digest=info.digest, time=time, width=width, height=height) for time in times]
+        return pair_frames(frames) if self.pairs_frames else frames
 
     async def get_image_size(self, path: str) -> tuple[int, int]:
         """See MediaLoader."""

@@ -35,6 +35,7 @@ class QwenFamily:
     turn_separator: str = "\n"
     generation_prompt: TemplateText = _GENERATION_PROMPT
     image_token: str = "<|image_pad|>"
+    video_token: str | None = "<|video_pad|>"
     stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
     forbidden_tokens: tuple[str, ...] = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     supports_prefix_sharing: bool = True

@@ -34,6 +34,7 @@ class Family(Protocol):
     turn_separator: str  # the template's text between `turn_end` and the next turn
     generation_prompt: TemplateText  # opens the assistant's turn
     image_token: str  # the placeholder of an image
+    video_token: str | None  # the placeholder of a pair of video frames; None: the family has no pairs
     stop_tokens: tuple[str, ...]
     forbidden_tokens: tuple[str, ...]  # never sampled
     # Whether only attention carries information between tokens. If not (recurrent layers), a row of a batch is trained

@@ -59,7 +59,8 @@ class VisionGeometry:
         """Return M-RoPE positions [3, T] (time, height, width) of `length` tokens (Qwen2-VL, arXiv 2409.12191, 2.1).
 
         Text at p is p on all axes. An image at p has t = p, h = p + row, w = p + column, and the next token is at
-        p + max(rows, columns). `slots` are in order, with `index` counted in expanded tokens.
+        p + max(rows, columns). A pair of frames has the positions of an image. `slots` are in order, with `index`
+        counted in expanded tokens.
         """
         positions = np.empty((3, length), dtype=np.int64)
         done, position = 0, 0  # tokens done, and the position of the next one
@@ -89,31 +90,40 @@ class VisionGeometry:
     def patchify(self, pixels: Sequence[NDArray[np.uint8]]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Convert images (uint8 RGB [H, W, 3]) to `pixel_values` float32 [sum P, 3*temporal*patch^2] and grids [N, 3].
 
-        A grid is (1, H/patch, W/patch). The result equals, bit for bit, transformers' Qwen2VLImageProcessorPil without
-        resizing. Raises MediaError if a side isn't a multiple of `factor`.
+        A grid is (1, H/patch, W/patch). A patch holds an image `temporal` times, or both frames of a pair
+        [2, H, W, 3]. The result equals, bit for bit, transformers' Qwen2VLImageProcessorPil without resizing. Raises
+        MediaError if a side isn't a multiple of `factor`.
         """
         width = len(self.image_mean) * self.temporal_patch_size * self.patch_size**2
         parts, grids = [np.zeros((0, width), dtype=np.float32)], [np.zeros((0, 3), dtype=np.int64)]
-        for (rows, columns, _), group in groupby(pixels, key=np.shape):
+        for shape, group in groupby(pixels, key=np.shape):
+            rows, columns = shape[-3:-1]
             if rows < 1 or columns < 1 or rows % self.factor or columns % self.factor:
                 message = f"an image is {columns}x{rows}: fit its sides to multiples of {self.factor}"
                 raise MediaError(message, key="pixels", value=(columns, rows))
             batch = np.stack(list(group))
+            batch = batch if len(shape) == 4 else batch[:, None]
             parts.append(self._flatten_patches(batch))
             grid = [1, rows // self.patch_size, columns // self.patch_size]
             grids.append(np.tile(np.array([grid], np.int64), (len(batch), 1)))
         return np.concatenate(parts), np.concatenate(grids)
 
     def _flatten_patches(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Split images of one size [N, H, W, C] into patches, those of one visual token adjacent."""
-        count, height, width, channels = pixels.shape
+        """Split images of one size [N, F, H, W, C] into patches, those of one visual token adjacent.
+
+        Each has F frames: one, which is repeated, or as many as a patch.
+        """
+        count, num_frames, height, width, channels = pixels.shape
         patch, merge = self.patch_size, self.merge_size
-        split = pixels.reshape(count, height // self.factor, merge, patch, width // self.factor, merge, patch, channels)
+        split = pixels.reshape(
+            count, num_frames, height // self.factor, merge, patch, width // self.factor, merge, patch, channels
+        )
         # Reorder bytes rather than floats: a quarter of the memory to move; then one table look-up per channel.
-        levels = np.ascontiguousarray(split.transpose(0, 1, 4, 2, 5, 7, 3, 6)).reshape(-1, channels, patch**2)
+        ordered = np.ascontiguousarray(split.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7))
+        levels = ordered.reshape(-1, channels, num_frames, patch**2)
         values = np.empty((len(levels), channels, self.temporal_patch_size, patch**2), dtype=np.float32)
         for channel in range(channels):
-            values[:, channel] = self._normalized_levels[channel].take(levels[:, channel])[:, None]
+            values[:, channel] = self._normalized_levels[channel].take(levels[:, channel])
         return values.reshape(len(levels), -1)
 
 

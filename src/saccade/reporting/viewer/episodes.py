@@ -67,14 +67,14 @@ def _read_lines(path: Path, modified_ns: int) -> list[bytes]:
 
 
 def list_images(episode: Episode) -> list[ImageRef]:
-    """Return every image of an episode and its sub-agents by the number that its description uses."""
-    images: dict[ImageRef, None] = {}
+    """Return every image and frame of an episode and its sub-agents by the number that its description uses."""
+    images: list[ImageRef] = []
     for part in episode.walk():
-        images |= dict.fromkeys(part.ledger.images())
-        images |= dict.fromkeys(image for result in part.results for image in result.images)
+        images += part.ledger.images()
+        images += [image for result in part.results for image in result.images]
         for message in part.ledger.messages():
-            images |= dict.fromkeys(piece for piece in message.parts if isinstance(piece, ImageRef))
-    return list(images)
+            images += [piece for piece in message.parts if isinstance(piece, ImageRef)]
+    return list(dict.fromkeys(frame for image in images for frame in image.frames))
 
 
 class Describer:
@@ -187,7 +187,7 @@ class Describer:
         }
 
     def _number(self, images: Sequence[ImageRef]) -> list[int]:
-        return [self._numbers[image] for image in images]
+        return [self._numbers[frame] for image in images for frame in image.frames]
 
 
 def _shorten(value: Any) -> str:
