@@ -68,6 +68,26 @@ def test_visual_tokens_of_published_models():
     assert square.longest.visual_tokens == 64 * 7 * 7
 
 
+def test_pairs_of_frames_have_half_the_visual_tokens():
+    pairs = "media.frame_pairs=true"
+    _, _, single = estimate_recipe("paravt/para_grpo")
+    _, _, paired = estimate_recipe("paravt/para_grpo", pairs)
+    for one, two in zip(
+        (*single.conversations, single.sub_agent), (*paired.conversations, paired.sub_agent), strict=True
+    ):
+        assert (two.num_frames, two.visual_tokens) == (one.num_frames, one.visual_tokens / 2)
+        assert two.prompt_tokens < one.prompt_tokens - one.visual_tokens / 2  # half as many timestamps, too
+    show = "environment.settings.tools={show_frames: {max_frames: 5, frame_pixels: [784, 50176]}}"
+    turns = []
+    for more in ([], [pairs]):
+        _, sizes, episode = estimate_recipe("paravt/para_grpo", show, *more)
+        turns.append(episode.longest.total_tokens - episode.longest.prompt_tokens)
+    assert turns[0] - turns[1] == episode.max_tool_turns * episode.calls_per_turn * 2 * (50176 // sizes.factor**2)
+    # Images stay images.
+    _, _, image = estimate_recipe("pyvision/image_rl")
+    assert estimate_recipe("pyvision/image_rl", pairs)[2] == image
+
+
 def test_a_tool_of_another_name_may_run_a_sub_agent(tmp_path):
     (tmp_path / "ask.py").write_text(
         "import saccade\n\n\n@saccade.tool\nasync def ask(*, ctx: saccade.ToolContext, "
@@ -167,14 +187,15 @@ def clip(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
-@pytest.mark.parametrize("frames", [1, 8, 64])
-def test_prompt_length_matches_the_real_environment(tmp_path, clip, family, frames):
+@pytest.mark.parametrize(("frames", "pairs"), [(1, False), (8, False), (64, False), (1, True), (7, True)])
+def test_prompt_length_matches_the_real_environment(tmp_path, clip, family, frames, pairs):
     make_tiny_model(str(tmp_path), family=family, num_layers=1, hidden_size=64)
     pixels = ["environment.settings.frame_pixels=[784, 5000]", "environment.settings.show_tool_schemas=true"]
     overrides = [
         f"model.path={tmp_path}",
         *pixels,
         f"frame_budgets=[{frames}]",
+        f"media.frame_pairs={str(pairs).lower()}",
         "environment.settings.max_context_tokens=9999",
     ]
     question = "When is red shown?"
