@@ -35,7 +35,14 @@ from saccade.training.episode_log import list_recorded_steps, read_rollouts
 from saccade.types import AnswerType, Media, MediaKind, SamplingParams, Task
 
 PAIRS = "media.frame_pairs=true"
-SETTINGS = [PAIRS, *SFT, *RL, "sampling.max_tokens=24", "frame_budgets=[5]", "evaluation.num_tasks=4"]
+SETTINGS = [
+    PAIRS,
+    *SFT,
+    *RL,
+    "sampling.max_tokens=24",
+    "frame_budgets=[5]",
+    "evaluation={num_tasks: 4, frame_budgets: [5]}",
+]
 SETTINGS += ["rl.filters={reward_std: null, statuses: null}", "rl.steps=2", "sft.tokens_per_step=300"]
 
 
