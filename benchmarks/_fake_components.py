@@ -142,6 +142,8 @@ def make_model(sizes: Sizes, folder: str, device: str, dtype: torch.dtype) -> Qw
 class NoiseMediaLoader:
     """A fake five-minute clip of 640x360: pixels are noise, so that no decoder is measured."""
 
+    pairs_frames = False
+
     async def probe(self, path: str) -> VideoInfo:
         """Describe the clip."""
         return VideoInfo(path=path, digest=path, duration=300.0, num_frames=9000, width=640, height=360)

@@ -40,6 +40,7 @@ from transformers import AutoModelForImageTextToText, GenerationConfig, PreTrain
 from saccade.config.schema import ModelConfig
 from saccade.engines.local import Local
 from saccade.ledger import ImageRef, Ledger
+from saccade.media.frame_sampling import pair_frames
 from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
 from saccade.types import Completion, GenerationRequest, Message, SamplingParams
@@ -52,23 +53,27 @@ class NoiseMediaLoader:
     """Noise seeded by the image's digest."""
 
     def load_pixels(self, image: ImageRef) -> np.ndarray:
-        """Return noise, uint8 RGB."""
+        """Return noise, uint8 RGB; of a pair for both frames."""
         rng = np.random.default_rng(int(image.digest))
-        return rng.integers(0, 256, (image.height, image.width, 3), dtype=np.uint8)
+        shape = (image.height, image.width, 3)
+        return rng.integers(0, 256, (2, *shape) if image.is_pair else shape, dtype=np.uint8)
 
     def load_all_pixels(self, images: Collection[ImageRef]) -> Mapping[str, np.ndarray]:
         """Return the noise of each image by its key."""
         return {image.key: self.load_pixels(image) for image in images}
 
 
-def prompts(backbone: Backbone, count: int, frames: int) -> list[Ledger]:
-    """Build prompts of one length with different images."""
-    side, ledgers = backbone.renderer.factor, []
+def prompts(
+    backbone: Backbone, count: int, frames: int, *, frame_side: int = 1, in_pairs: bool = False
+) -> list[Ledger]:
+    """Build prompts of one length with different images, of `frame_side`² visual tokens each, alone or in pairs."""
+    side, ledgers = frame_side * backbone.renderer.factor, []
     for number in range(count):
         images = [
             ImageRef(path="noise", digest=str(1000 * number + n), time=float(n), width=side, height=side)
             for n in range(frames)
         ]
+        images = pair_frames(images) if in_pairs else images
         parts = [part for n, image in enumerate(images) for part in (f"<{n}.5 seconds>", image)]
         message = Message(role="user", parts=(*parts, f"What is shown at second {number:03d}?"))
         segment = backbone.renderer.render(Ledger(), [message])

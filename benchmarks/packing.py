@@ -5,10 +5,16 @@
 A group of 8 episodes of one prompt: frames with their times, a question, and a reply of about 95 tokens each. Forward,
 backward and AdamW of a tiny model; the peak is the most that torch allocates at a time. Both sides encode each picture
 once; a trainer that sends every row's own pictures through the vision tower is slower than what is shown here.
+
+With --pairs the sides are the packed step with the frames in pairs (`media.frame_pairs`), and with the same frames as
+single images.
 """
 
 import tempfile
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +31,12 @@ from saccade.training.train_step import train_step
 from saccade.types import TrainingSample
 
 
-def group(backbone: Backbone, frames: int, size: int, reply: int) -> list[TrainingSample]:
+def group(
+    backbone: Backbone, frames: int, size: int, reply: int, *, frame_side: int = 1, in_pairs: bool = False
+) -> list[TrainingSample]:
     """Attempts at one prompt, with replies of different lengths and advantages of both signs."""
     rng = np.random.default_rng(frames)
-    [prompt] = prompts(backbone, 1, frames)
+    [prompt] = prompts(backbone, 1, frames, frame_side=frame_side, in_pairs=in_pairs)
     samples = []
     for index in range(size):
         tokens = rng.integers(0, 250, reply + int(rng.integers(-8, 9))).tolist()
@@ -62,12 +70,27 @@ def loss(batch: MicroBatch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor
     return -(advantage_N * logp_N).mean(), {"tokens": torch.tensor(float(len(logp_N)))}
 
 
+def compare_pairs(backbone: Backbone, optimizer: Optimizer, frames: int, chosen: Namespace) -> dict[str, Any]:
+    """Measure the packed step of the same frames in pairs and alone."""
+    media, sides, counts = NoiseMediaLoader(), {}, {}
+    for name, in_pairs in (("pairs", True), ("single", False)):
+        samples = group(backbone, frames, chosen.group, chosen.reply, frame_side=chosen.frame_side, in_pairs=in_pairs)
+        [batch] = packed(samples, backbone)
+        counts[f"{name} visual tokens"] = sum(map(backbone.renderer.count_visual_tokens, batch.images))
+        counts[f"{name} packed tokens"] = batch.ids_BT.size
+        sides[name] = partial(train_step, backbone, optimizer, [batch], loss, load_all_pixels=media.load_all_pixels)
+    seconds = alternate(sides, chosen.rounds)
+    return build_comparison_row(f"{frames} frames, {chosen.group} replies", seconds) | counts
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure each length of the prefix in turn."""
     options = parser(__doc__)
     options.add_argument("--frames", type=int, nargs="+", default=[53, 110, 210], help="of the prompt")
     options.add_argument("--group", type=int, default=8)
     options.add_argument("--reply", type=int, default=95, help="tokens per episode, about")
+    options.add_argument("--frame-side", type=int, default=1, help="of a frame, visual tokens")
+    options.add_argument("--pairs", action="store_true", help="compare frames in pairs with frames alone")
     chosen = options.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
     with tempfile.TemporaryDirectory() as folder:
@@ -75,8 +98,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         backbone = Backbone(ModelConfig(path=folder))
     optimizer = Optimizer(backbone.model, OptimizerConfig(lr=1e-6), num_steps=10**6)
     rows = []
+    if chosen.pairs:
+        rows = [compare_pairs(backbone, optimizer, frames, chosen) for frames in chosen.frames]
+        show("Training step with frames in pairs, tiny model", rows, describe_machine(), chosen.out)
+        return
     for frames in chosen.frames:
-        samples = group(backbone, frames, chosen.group, chosen.reply)
+        samples = group(backbone, frames, chosen.group, chosen.reply, frame_side=chosen.frame_side)
 
         sides = {
             make.__name__: lambda make=make, samples=samples: train_step(

@@ -32,13 +32,13 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and
 class ImageRef:
     """A reference to an image, a video frame or a pair of frames, without its pixels.
 
-    A pair takes the visual tokens of one image: the model sees two frames as a video of that length.
+    A pair takes the visual tokens of one image: the model sees it as a video of two frames.
 
     >>> frame = ImageRef(path="clip.mp4", digest="9f2c", time=12.5, width=64, height=32)
     >>> frame.key
     '9f2c@12.5:64x32'
     >>> pair = replace(frame, second_time=13.5)
-    >>> pair.key, pair.mean_time, [each.time for each in pair.frames]
+    >>> pair.key, pair.mean_time, [part.time for part in pair.frames]
     ('9f2c@12.5+13.5:64x32', 13.0, [12.5, 13.5])
     """
 

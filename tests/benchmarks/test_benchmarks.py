@@ -165,6 +165,14 @@ def test_the_8b_model_has_the_weights_of_the_published_one(run, tiny_folder):
 
 
 @pytest.mark.slow
+def test_packing_of_pairs(run):
+    sizes = ("--frames", "6", "--frame-side", "2", "--group", "3", "--reply", "12")
+    [row] = run("packing", "--rounds", "1", "--pairs", *sizes)
+    assert (row["pairs visual tokens"], row["single visual tokens"]) == (12, 24)
+    assert row["pairs packed tokens"] < row["single packed tokens"] - 12
+
+
+@pytest.mark.slow
 def test_packing(run):
     [row] = run("packing", "--rounds", "1", "--frames", "6", "--group", "3", "--reply", "12")
     assert row["tokens packed"] < row["tokens padded"]

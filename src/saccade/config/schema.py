@@ -471,7 +471,7 @@ class MediaConfig(Section):
     decode_threads: NonNegativeInt | None = None
     # show the frames of videos in pairs, as the model's video input: two consecutive frames share one set of visual
     # tokens, so the same frames take half of them. The text before a pair is the mean of its times; the last of an odd
-    # number of frames is paired with itself. Needs engine.name=local: servers receive images alone
+    # number of frames is paired with itself. Needs engine.name=local: servers receive single images
     frame_pairs: bool = False
 
 

@@ -218,7 +218,7 @@ def _save_checkpoint(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, preprocessor: dict[str, Any]
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    # Servers need a video processor config, too, although Saccade shows a video as images with timestamps.
+    # Servers need a video processor config, too, although Saccade computes the patches of frames itself.
     with convert_write_errors():
         model.save_pretrained(folder)
     # tokenizers raises a plain Exception for a full disk.

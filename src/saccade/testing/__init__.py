@@ -96,7 +96,7 @@ __all__ = [
 class FakeMediaLoader:
     """A media loader without files: each path is a video of `duration` seconds with frames of one color."""
 
-    pairs_frames = False
+    pairs_frames = False  # whether `load_frames` returns pairs of frames
 
     def __init__(self, *, duration: float = 64.0, fps: float = 4.0) -> None:
         self.duration, self.fps = duration, fps
