@@ -376,7 +376,7 @@ def test_memory_of_8b():
     assert (alone.weights, alone.gradients) == (2 * P, 4 * P)
     assert (alone.optimizer_state, alone.master_weights) == (8 * P, 4 * P)
     assert alone.checkpointed_activations == found.checkpointed_activations  # every GPU makes passes of its own
-    assert alone.peak - in_a_step == 18 * P
+    assert alone.peak == 18 * P + 2 * 2**25  # in the update: gradients in bfloat16 and activations need less
 
 
 def test_a_frozen_vision_tower_needs_only_its_weights():
@@ -398,8 +398,8 @@ def test_memory_of_8b_with_8_bit_moments_and_offloaded():
     alone = needs(*gpu, "model.cpu_offload=true")
     held = (alone.weights, alone.gradients, alone.optimizer_state, alone.master_weights)
     assert held == (2 * P, 2 * P, 0, 0)
-    saved = needs(*gpu).peak - alone.peak
-    assert saved == 2 * P + 8 * P + 4 * P  # of gradients, moments and master weights
+    assert 0 < alone.peak - 4 * P < 2 * P  # activations
+    assert needs(*gpu).peak == 18 * P + 2 * 2**25  # in the update, with the workspaces of cuBLAS
     sharded, offloaded = needs(*gpu, gpus=8), needs(*gpu, "model.cpu_offload=true", gpus=8)
     assert sharded.peak - offloaded.peak == 2 * (4 * P // 8) + 8 * P // 8
     on_cpu = needs(*whole, "model.cpu_offload=true", "model.device=cpu")

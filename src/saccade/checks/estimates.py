@@ -368,7 +368,8 @@ class MemoryEstimate:
     activations: int  # all that autograd saves
     checkpointed_activations: int  # what it saves with activation checkpointing
     logits: int
-    peak: int  # in the last backward pass of a step, with the recipe's activation checkpointing; not the sum of all
+    # in a step's last backward pass, with the recipe's activation checkpointing, or in its update; not the sum of all
+    peak: int
 
 
 def _require_countable(counts: Mapping[str, int]) -> None:
@@ -549,7 +550,7 @@ def estimate_state(
     has_copies = size < _FLOAT32_BYTES or recipe.model.cpu_offload
     return {
         "weights": (sizes.num_parameters + (trained if recipe.model.lora_rank else 0)) * size,
-        "gradients": trained * (size if recipe.model.cpu_offload else _FLOAT32_BYTES),  # converted one by one
+        "gradients": trained * (size if is_offloaded else _FLOAT32_BYTES),  # those of bfloat16 are converted to float32
         "optimizer_state": 0 if is_offloaded else optimizer_state,
         "master_weights": 0 if is_offloaded or not has_copies else trained * _FLOAT32_BYTES,
     }
@@ -601,13 +602,16 @@ def estimate_memory(
         step = max(inputs + logits, checkpointed + mlp)
     else:
         step = activations + max(logits, mlp)
+    # One process converts gradients in the optimizer's update, without activations.
+    gradients = trained * size if gpus * nodes == 1 else state["gradients"]
     num_parallel = 1 if on_device else min(recipe.model.num_threads, training.num_micro_batches)
     if num_parallel > 1:  # each micro-batch has gradients of its own until they are added
-        step = num_parallel * (step + state["gradients"])
+        step = num_parallel * (step + gradients)
+    persistent = sum(state.values()) - state["gradients"]
     return MemoryEstimate(
         **state,
         activations=activations,
         checkpointed_activations=checkpointed,
         logits=logits,
-        peak=sum(state.values()) + step + (_CUBLAS_BYTES if on_device else 0),
+        peak=persistent + max(gradients + step, state["gradients"]) + (_CUBLAS_BYTES if on_device else 0),
     )

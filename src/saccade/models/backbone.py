@@ -306,11 +306,12 @@ class Backbone:
             yield self._patchify(batch, load_pixels)
 
     def _patchify(self, images: Sequence[ImageRef], load_pixels: LoadPixels) -> VisionPass:
-        patches, grids = self.renderer.patchify([load_pixels(image) for image in images])
-        return (
-            torch.from_numpy(patches).to(self.device, self.policy.compute_dtype),
-            torch.from_numpy(grids).to(self.device),
-        )
+        values, grids = self.renderer.patchify([load_pixels(image) for image in images])
+        patches, is_on_gpu = torch.from_numpy(values), self.device.type == "cuda"
+        if is_on_gpu:  # its copy runs beside the next work of the CPU
+            patches = patches.pin_memory()
+        patches = patches.to(self.device, non_blocking=is_on_gpu)
+        return patches.to(self.policy.compute_dtype), torch.from_numpy(grids).to(self.device)
 
     def compute_hidden_states(
         self,
