@@ -48,6 +48,9 @@ class ChatRenderer:
         self._image_token_id = tokenizer.get_added_token_id(family.image_token)
         video_token = family.video_token if vision_geometry.temporal_patch_size == FRAMES_PER_PAIR else None
         self._video_token_id = None if video_token is None else tokenizer.get_added_token_id(video_token)
+        ids = (self._image_token_id, self._video_token_id)
+        # The placeholders: of an image, and of a pair of frames if the model takes those.
+        self.visual_ids = tuple(token for token in ids if token is not None)
 
     def render(
         self, ledger: Ledger, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
@@ -96,12 +99,6 @@ class ChatRenderer:
     def supports_frame_pairs(self) -> bool:
         """Return whether the model takes pairs of video frames."""
         return self._video_token_id is not None
-
-    @property
-    def visual_ids(self) -> tuple[int, ...]:
-        """Return the placeholders: of an image, and of a pair of frames if the model takes those."""
-        ids = (self._image_token_id, self._video_token_id)
-        return tuple(token for token in ids if token is not None)
 
     def _get_placeholder_id(self, image: ImageRef) -> int:
         if not image.is_pair:
