@@ -5,6 +5,7 @@ import gzip
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,7 +15,8 @@ from error_cases import raises
 from page_cases import NASTY, decode
 from viewer_cases import make_run, write_benchmark
 
-from saccade.errors import ConfigError, ModelError, RunError
+from saccade.errors import ConfigError, DataError, ModelError, RunError
+from saccade.ledger import ImageRef
 from saccade.reporting.viewer.asking import Questions
 from saccade.reporting.viewer.index import EpisodeIndex
 from saccade.reporting.viewer.library import Library
@@ -22,6 +24,7 @@ from saccade.reporting.viewer.parameters import CHOICES, INTEGERS, NUMBERS
 from saccade.reporting.viewer.plain_json import dump_json
 from saccade.reporting.viewer.server import Viewer, ViewerServer
 from saccade.training.token_log import SUFFIX
+from saccade.types import ToolResult
 
 TOKEN = "a-token"
 PATHS = (
@@ -71,6 +74,21 @@ def questions():
     questions = Questions("a model", lambda *given: None)
     yield questions
     questions.close()
+
+
+def test_the_event_of_a_result_counts_both_frames_of_a_pair():
+    pair = ImageRef(path="clip.mp4", digest="d", time=1.0, second_time=2.0, width=32, height=32)
+    shown = ToolResult(images=(pair, replace(pair, second_time=1.0)), was_executed=True)  # three frames
+
+    def ask(question, videos, images, on_event):
+        on_event("result", {"turn": 0, "index": 0, "result": shown})
+        raise DataError("the model has not answered")
+
+    questions = Questions("a model", ask)
+    result, error = questions.stream("Which?", ())
+    questions.close()
+    assert (result["event"], result["ok"], error["event"]) == ("result", True, "error")
+    assert result["text"].split()[0] == "3"
 
 
 def list_routes(app):

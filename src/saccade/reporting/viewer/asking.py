@@ -105,6 +105,7 @@ def _describe_event(event: str, data: Mapping[str, Any]) -> dict[str, Any]:
     if event == "result":
         result: ToolResult = data["result"]
         text = result.error if result.error is not None else result.text
-        values = {"ok": result.ok, "text": text or pluralize(len(result.images), "image"), "seconds": result.seconds}
+        shown = pluralize(sum(len(image.frames) for image in result.images), "image")  # of a pair both frames
+        values = {"ok": result.ok, "text": text or shown, "seconds": result.seconds}
         return {"event": event, "turn": data["turn"], "index": data["index"], **values}
     return {"event": event}
