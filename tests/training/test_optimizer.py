@@ -3,6 +3,8 @@
 import copy
 import importlib.util
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -214,6 +216,24 @@ def test_a_restored_optimizer_with_8_bits_continues_bit_for_bit(tmp_path, dtype)
         update(restored, continued, range(3, 6))
         pairs = zip(model.parameters(), restored.parameters(), strict=True)
         assert all(torch.equal(first, second) for first, second in pairs), folder
+
+
+@needs_torchao
+@pytest.mark.slow
+def test_an_installed_torchao_prints_nothing_where_it_is_not_used():
+    """transformers imports it with the module that loads and saves models."""
+    code = "import sys, saccade.models.backbone, transformers.quantizers.auto; sys.exit('torchao' not in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [line for line in done.stderr.splitlines() if "torchao" in line or "_pytree" in line] == []
+
+
+@pytest.mark.slow
+def test_a_torchao_that_cannot_be_imported_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.delitem(sys.modules, "saccade.training.adamw_8bit", raising=False)
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with raises(ConfigError, key="optim.name", value="adamw_8bit"):
+        Optimizer(Matrix(), LOW_BIT, num_steps=1)
 
 
 def test_8_bits_without_torchao_raise_before_a_run(monkeypatch):

@@ -1,16 +1,10 @@
 """AdamW whose moments are stored in 8 bits with a scale per 256 values (arXiv 2110.02861), through torchao."""
 
 import contextlib
-import logging
 from typing import Any
 
 import torch
-
-# They warn of compiled kernels that this machine can't load; the optimizer has none.
-for _name in ("torchao", "torch.utils._pytree"):
-    logging.getLogger(_name).setLevel(logging.ERROR)
-
-from torchao import optim  # noqa: E402
+from torchao import optim
 
 
 class AdamW8bit(optim.AdamW8bit):

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from saccade.config.schema import OptimizerConfig
-from saccade.errors import RunError
+from saccade.errors import ConfigError, RunError, convert_errors
 from saccade.models import checkpoint_io
 from saccade.training.optimizer_package import check_optimizer
 from saccade.utils.files import require_regular
@@ -178,7 +178,9 @@ class Optimizer:
 def _build_adamw(parameters: Sequence[Tensor], settings: OptimizerConfig, *, fused: bool) -> torch.optim.Optimizer:
     values: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
     if settings.name == "adamw_8bit":
-        from saccade.training.adamw_8bit import AdamW8bit  # torchao takes seconds to import
+        problem = "the package torchao can't be imported"
+        with convert_errors(ConfigError, problem, key="optim.name", value=settings.name):
+            from saccade.training.adamw_8bit import AdamW8bit  # torchao takes seconds to import
 
         return AdamW8bit(parameters, **values)
     return torch.optim.AdamW(parameters, **values, fused=fused)
