@@ -234,3 +234,12 @@ def test_a_setting_may_have_an_annotation_that_cannot_be_hashed(tmp_path):
     with pytest.raises(ConfigError) as caught:
         plugins.resolve("estimators", str(path), {"values": ["one"]})
     assert caught.value.value == ["one"]
+
+
+def test_settings_are_converted_in_the_order_of_their_types(tmp_path):
+    for name, types in (("first", "int | float"), ("second", "float | int")):
+        (tmp_path / f"{name}.py").write_text(f"def {name}(*, value: {types}):\n    return type(value)\n")
+    found = [
+        plugins.resolve("estimators", str(tmp_path / f"{name}.py"), {"value": "1"})() for name in ("first", "second")
+    ]
+    assert found == [int, float]

@@ -333,13 +333,14 @@ def _validate_setting(folder: str, name: str, parameter: inspect.Parameter, valu
 def _build_adapter(annotation: Any) -> TypeAdapter[Any]:
     # Each episode validates its tools' settings, and building an adapter takes far longer than using it.
     try:
-        return _build_cached_adapter(annotation)
+        return _build_cached_adapter(annotation, repr(annotation))
     except TypeError:  # an annotation that can't be hashed
         return TypeAdapter(annotation)
 
 
 @functools.cache
-def _build_cached_adapter(annotation: Any) -> TypeAdapter[Any]:
+def _build_cached_adapter(annotation: Any, text: str) -> TypeAdapter[Any]:
+    # The text tells `int | float` from `float | int`, which are equal but convert a number to another type.
     return TypeAdapter(annotation)
 
 

@@ -85,6 +85,7 @@ class Browser:
         if self.driver.current_url.split("#")[0] != self.origin:  # another test has left the driver elsewhere
             self.driver.get(self.origin)
             self.wait_for("main[data-ready]")
+            self.list_errors()  # of the page that was left, whose server may be gone
         before = self.find_all("main")[0].get_attribute("data-ready")
         if self.run("return location.hash") == f"#/{page}":
             return

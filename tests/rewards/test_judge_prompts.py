@@ -217,7 +217,9 @@ def test_ungraded_episodes_are_counted_with_their_reasons():
         results = asyncio.run(compose(judge={**FIXED, "url": served.url, "prompts": "packaged"})(attempts))
     group = build_group(attempts, results)
     assert (group.score_values[0], len(group.score_values)) == (1.0, 1)
-    assert [("NaN" in lost.reason, "500" in lost.reason) for lost in group.ungraded] == [(True, False), (False, True)]
+    # A port may contain the digits of the status.
+    found = [("NaN" in lost.reason, bool(re.search(r"\b500\b", lost.reason))) for lost in group.ungraded]
+    assert found == [(True, False), (False, True)]
     assert compute_step_metrics([group])["frac_ungraded"] == pytest.approx(2 / 3)
 
 
