@@ -65,7 +65,7 @@ def test_one_step_with_adapters_in_bfloat16(run):
     assert 0 < figures["engine-trainer logprob difference, max"] < 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_cost_curves_have_an_exponent_each(run):
     rows = run("cost_curves", "--rounds", "1", "--scale", "2", "--curves", "group", "turns", "crops", "episodes")
     assert [row["curve"] for row in rows] == ["group", "turns", "crops", "episodes"]
@@ -229,7 +229,7 @@ def test_bookkeeping_needs_turns_near_every_length(run):
         run("bookkeeping", "--rounds", "1", "--turns", "4", "--lengths", "5000")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_dispatch(run):
     """Both ways of dispatch have the same prompts and replies, which the script checks."""
     sizes = ("--crops", "3", "--frames", "2", "--new-tokens", "6", "--seconds", "40")
@@ -240,7 +240,7 @@ def test_dispatch(run):
         assert row["of one crop, CPU s"] == pytest.approx(row["at once CPU s"] / row["one crop CPU s"])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("has_baselines", [False, True])
 def test_media(run, monkeypatch, capsys, has_baselines):
     common = importlib.import_module("_common")
