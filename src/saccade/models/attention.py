@@ -190,11 +190,11 @@ class _BranchwiseAttention(torch.autograd.Function):
         of_queries = _fold(K, gradients[0].transpose(1, 2), query, out_BTHD.transpose(1, 2), lse, grad_query)
         of_keys, totals = _expand(groups, key, value), _expand(1, grad_key, grad_value)
         for queries, keys, is_causal in ctx.trees.calls:
-            part_grad, part_query, part_out, part_lse, total = _take(of_queries, queries)
+            part_grad, part_query, part_out, part_lse, total_query = _take(of_queries, queries)
             new_query, *new = _flash_backward(
                 part_grad, part_query, *_take(of_keys, keys), part_out, part_lse, 0.0, is_causal, scale=ctx.scale
             )
-            total += new_query
+            total_query += new_query
             for total, part in zip(_take(totals, keys), new, strict=True):
                 total += part.sum(0, keepdim=True)
         return grad_query, grad_key, grad_value, None, None

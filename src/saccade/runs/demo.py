@@ -203,8 +203,9 @@ class DemoRunner:
             {get_task_digest(scored): scored for scored in finished[f"after_{name}_{GREEDY}"].scored}
             for name in ("sft", stage)
         )
-        graded = sorted(before.keys() & episodes.keys(), key=lambda digest: (before[digest].score.is_correct, digest))
-        return episodes[graded[0]] if graded else None
+        graded = before.keys() & episodes.keys()
+        first = min(graded, key=lambda digest: (before[digest].score.is_correct, digest), default=None)
+        return None if first is None else episodes[first]
 
     def list_modes(self) -> tuple[str, ...]:
         """Return the modes of the evaluations; an environment without tools has no no-tool control."""

@@ -83,8 +83,8 @@ class Optimizer:
             (matrices if settings.name == "muon" and is_layer_matrix else rest).append(parameter)
         self.optimizers: list[torch.optim.Optimizer] = []
         if rest:  # empty with LoRA, whose adapters are matrices inside layers
-            # Without `fused`, all gradients are copied on a GPU, and a CPU takes several passes.
             check_optimizer(settings, cpu_offload=cpu_offload)
+            # Without `fused`, all gradients are copied on a GPU, and a CPU takes several passes.
             fused = cpu_offload or all(parameter.is_cuda for parameter in rest)
             self.optimizers.append(_build_adamw(rest, settings, fused=fused))
         if matrices:
