@@ -61,8 +61,8 @@ class Side:
         (B, T), device = self.ids_BT.shape, self.ids_BT.device
         positions_3BT = torch.arange(T, device=device).expand(3, B, T)
         trees = self.backbone.pack_spans([AttentionSpan(row, 0, T) for row in range(B)], T)
-        hidden = self.backbone.compute_hidden_states(self.ids_BT, positions_3BT, trees)
-        logits = self.backbone.compute_logits(hidden[:, :-1].flatten(0, 1))
+        hidden = self.backbone.policy.compute_hidden_states(self.ids_BT, positions_3BT, trees)
+        logits = self.backbone.policy.compute_logits(hidden[:, :-1].flatten(0, 1))
         torch.nn.functional.cross_entropy(logits, self.ids_BT[:, 1:].flatten()).backward()
         self.optimizer.step()
         if self.ids_BT.is_cuda:

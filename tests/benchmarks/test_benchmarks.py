@@ -143,7 +143,7 @@ def test_flops_are_those_worked_out_by_hand(run, tiny_folder):
     )
     # Per layer: query and output 128 x 128, key and value 128 x 64, three matrices 128 x 384 of the MLP.
     weights = 4 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384)
-    head = 2 * 2 * 128 * backbone.vocab_size
+    head = 2 * 2 * 128 * backbone.model.lm_head.out_features
     attention = 4 * 4 * 4 * 32 * 15  # layers, heads, their size, pairs
     assert gpu_step.model_flops(backbone, batches) == 3 * (5 * 2 * weights + head + attention)
 

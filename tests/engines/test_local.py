@@ -145,14 +145,14 @@ def test_sampling_is_seeded_and_greedy_ignores_seeds(backbone):
 @pytest.mark.slow
 def test_a_group_is_prefilled_once_and_turns_reuse_the_prefix_cache(backbone, monkeypatch):
     forwarded: list[int] = []
-    hidden = backbone.compute_hidden_states
+    hidden = backbone.policy.compute_hidden_states
 
     def count_forwarded(ids, *args, **kwargs):
         if ids.shape[1] > 1:
             forwarded.append(ids.numel())
         return hidden(ids, *args, **kwargs)
 
-    monkeypatch.setattr(backbone, "compute_hidden_states", count_forwarded)
+    monkeypatch.setattr(backbone.policy, "compute_hidden_states", count_forwarded)
     ledger = prompt(backbone, 3)
 
     async def body(engine):
@@ -320,7 +320,7 @@ def test_contract(backbone):
 @pytest.mark.slow
 def test_logits_that_are_nan_end_their_own_reply(backbone, monkeypatch):
     """A later request gets the failed one's row of the KV cache, whose keys and values are NaN from then on."""
-    compute_logits, num_calls = backbone.compute_logits, 0
+    compute_logits, num_calls = backbone.policy.compute_logits, 0
 
     def compute(hidden_BD):
         nonlocal num_calls
@@ -336,7 +336,7 @@ def test_logits_that_are_nan_end_their_own_reply(backbone, monkeypatch):
         return [*outcomes, await converse(engine, backbone, 1, turns=1, temperature=0.0)]
 
     expected = run(backbone, body)
-    monkeypatch.setattr(backbone, "compute_logits", compute)
+    monkeypatch.setattr(backbone.policy, "compute_logits", compute)
     failed, *others = run(backbone, body)
     assert type(failed) is EngineError
     assert (failed.key, failed.value) == ("model.dtype", "float32")

@@ -17,6 +17,7 @@ from saccade.engines.local import Local
 from saccade.ledger import ImageRef, Ledger
 from saccade.models.attention import AttentionSpan
 from saccade.models.backbone import Backbone
+from saccade.models.policy import Policy
 from saccade.types import GenerationRequest, Message, SamplingParams
 
 
@@ -43,7 +44,7 @@ def prompts(backbone: Backbone, count: int) -> list[Ledger]:
 def sample(backbone: Backbone, ledgers: list[Ledger], **settings):
     """Sample all ledgers; return the tokens, the largest number of running rows, and the engine."""
     max_rows = []
-    compute_logits = Backbone.compute_logits
+    compute_logits = Policy.compute_logits
 
     def count_rows(self, hidden_BD):
         max_rows.append(len(hidden_BD))
@@ -53,7 +54,7 @@ def sample(backbone: Backbone, ledgers: list[Ledger], **settings):
         engine = Local(backbone, Media(), **settings)
         draws = [SamplingParams(max_tokens=12, seed=seed) for seed in range(len(ledgers))]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Backbone, "compute_logits", count_rows)
+            patch.setattr(Policy, "compute_logits", count_rows)
             pairs = zip(ledgers, draws, strict=True)
             completions = await asyncio.gather(
                 *(engine.generate(GenerationRequest(ledger, sampling)) for ledger, sampling in pairs)
@@ -179,8 +180,10 @@ def test_no_tensor_stays_behind_on_the_cpu(tiny_folder, monkeypatch):
     backbone = Backbone(ModelConfig(path=tiny_folder, device="meta", activation_checkpointing=True), model)
     ids, positions = (torch.zeros(shape, dtype=torch.long, device="meta") for shape in ((1, 5000), (3, 1, 5000)))
     backbone.model.train()
-    hidden = backbone.compute_hidden_states(ids, positions, backbone.pack_spans([AttentionSpan(0, 0, 5000)], 5000))
-    backbone.compute_logits(hidden[0, :100]).sum().backward()
+    hidden = backbone.policy.compute_hidden_states(
+        ids, positions, backbone.pack_spans([AttentionSpan(0, 0, 5000)], 5000)
+    )
+    backbone.policy.compute_logits(hidden[0, :100]).sum().backward()
     assert all(layer.mlp.up_proj.weight.grad is not None for layer in backbone.language_model.layers)
     backbone.model.eval()
     rows = KVCache(shape=backbone.kv_cache_shape, dtype=torch.bfloat16, device=backbone.device)
@@ -190,5 +193,5 @@ def test_no_tensor_stays_behind_on_the_cpu(tiny_folder, monkeypatch):
         for tokens in (300, 1):
             rows.prepare(8, tokens, 4000)
             new = ids[:, :tokens].expand(8, -1)
-            out = backbone.compute_hidden_states(new, new.expand(3, -1, -1), rows.build_mask(), kv_cache=rows)
+            out = backbone.policy.compute_hidden_states(new, new.expand(3, -1, -1), rows.build_mask(), kv_cache=rows)
             assert out.shape == (8, tokens, 4096)

@@ -81,13 +81,13 @@ def max_logprob_diff(backbone, ledger, reply):
     """Return the largest |server - trainer| difference of a reply's logprobs."""
     whole = ledger.append_completion(reply.tokens, logprobs=reply.logprobs, version=0)
     features = backbone.encode_images(whole.images(), FakeMediaLoader().load_pixels)
-    hidden = backbone.compute_hidden_states(
+    hidden = backbone.policy.compute_hidden_states(
         torch.tensor([whole.input_ids()]),
         torch.from_numpy(backbone.renderer.compute_position_ids(whole))[:, None],
         torch.ones(len(whole), len(whole), dtype=torch.bool).tril()[None],
         features=type(features[0]).cat(features) if features else None,
     )
-    logits = backbone.compute_logits(hidden[0, len(ledger) - 1 : -1])
+    logits = backbone.policy.compute_logits(hidden[0, len(ledger) - 1 : -1])
     logits[:, list(backbone.renderer.forbidden_ids)] = -torch.inf
     theirs = torch.tensor(reply.logprobs)
     return float((logits.log_softmax(-1)[range(len(reply.tokens)), list(reply.tokens)] - theirs).abs().max())

@@ -104,13 +104,13 @@ def list_logprobs(backbone, pixels, ledger, tokens):
     whole = ledger.append_completion(tokens, logprobs=(0.0,) * len(tokens), version=0)
     ids, length = torch.tensor([whole.input_ids()]), len(whole)
     features = backbone.encode_images(whole.images(), pixels)
-    hidden = backbone.compute_hidden_states(
+    hidden = backbone.policy.compute_hidden_states(
         ids,
         torch.from_numpy(backbone.renderer.compute_position_ids(whole))[:, None],
         torch.ones(length, length, dtype=torch.bool).tril()[None],
         features=type(features[0]).cat(features) if features else None,
     )
-    return torch.log_softmax(backbone.compute_logits(hidden[0]), dim=-1)[len(ledger) - 1 : -1]
+    return torch.log_softmax(backbone.policy.compute_logits(hidden[0]), dim=-1)[len(ledger) - 1 : -1]
 
 
 def logprob_diffs(backbone, pixels, ledger, reply):

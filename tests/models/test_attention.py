@@ -128,7 +128,7 @@ def test_no_tensor_has_as_many_numbers_as_pairs_of_tokens(backbone, row):
     ids, positions = torch.zeros(1, T, dtype=torch.long), torch.arange(T).expand(3, 1, T)
     trees = backbone.pack_spans(find_attention_spans(tree_BT, branch_BT), T)
     with LargestTensor() as largest:
-        backbone.compute_hidden_states(ids, positions, trees).sum().backward()
+        backbone.policy.compute_hidden_states(ids, positions, trees).sum().backward()
     backbone.model.zero_grad(set_to_none=True)
     assert T * 384 <= largest.size < T * T / 2  # the MLP's is the largest
 

@@ -143,7 +143,7 @@ def test_chunked_computation_gives_the_same(folder, monkeypatch):
     reference = compute_gradients(backbone)
     monkeypatch.setattr(backbone_module, "MAX_ATTENTION_QUERIES", 16)
     monkeypatch.setattr(backbone_module, "MAX_VISION_TOKENS", 3)
-    monkeypatch.setattr(policy_module, "MAX_LOGITS_PER_CHUNK", 5 * backbone.vocab_size)
+    monkeypatch.setattr(policy_module, "MAX_LOGITS_PER_CHUNK", 5 * backbone.model.lm_head.out_features)
     passes = []
     encode_patches = backbone.policy.encode_patches
     monkeypatch.setattr(

@@ -84,7 +84,7 @@ def test_sizes_of_a_folder_are_exact(tmp_path, family, tied):
     assert sizes.factor == backbone.renderer.factor
     layers, heads, width = backbone.kv_cache_shape
     assert sizes.compute_kv_bytes(4) == 2 * layers * heads * width * 4
-    assert sizes.vocab_size == backbone.vocab_size
+    assert sizes.vocab_size == backbone.model.lm_head.out_features
 
 
 def test_sizes_of_the_demos_model_match_make_tiny_model(tmp_path):
@@ -168,7 +168,7 @@ def count_saved_bytes(backbone, work):
 
 def forward(backbone, T):
     ids, positions = torch.randint(0, 50, (1, T)), torch.arange(T).expand(3, 1, T)
-    return lambda: backbone.compute_hidden_states(ids, positions, torch.ones(1, T, T, dtype=torch.bool).tril())
+    return lambda: backbone.policy.compute_hidden_states(ids, positions, torch.ones(1, T, T, dtype=torch.bool).tril())
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def list_policy_logprobs(policy, ledger, tokens):
 def compare_logprobs(model, policy):
     """Return how far the logprobs of the next token differ, over a sample of the vocabulary."""
     ledger, logp_TV = compute_logprobs(model, policy)
-    tokens = [token for token in range(0, policy.vocab_size, 97) if token not in policy.renderer.forbidden_ids]
+    tokens = [token for token in range(0, logp_TV.shape[1], 97) if token not in policy.renderer.forbidden_ids]
     # The policy masks placeholders; the plain model gives them probability.
     allowed = logp_TV[-1].clone()
     allowed[list(policy.renderer.forbidden_ids)] = -torch.inf
@@ -171,7 +171,7 @@ def test_the_code_of_the_card_gives_the_policys_logprobs(exported, policy, tmp_p
     ledger = Ledger(segments=(renderer.render(Ledger(), (message,)),))
     assert result["ids"].tolist() == list(ledger.input_ids())
     assert np.allclose(result["patches"], renderer.patchify([pixels])[0], atol=1e-6)
-    tokens = [token for token in range(policy.vocab_size) if token not in renderer.forbidden_ids]
+    tokens = [token for token in range(len(result["logits"])) if token not in renderer.forbidden_ids]
     expected = torch.log_softmax(torch.from_numpy(result["logits"])[tokens], dim=-1)[::97]
     ours = [policy.compute_token_logprobs(ledger, (token,), lambda _: pixels)[0] for token in tokens[::97]]
     assert float((expected - torch.tensor(ours)).abs().max()) <= 1e-4

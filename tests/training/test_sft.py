@@ -50,7 +50,7 @@ def drawn_samples(workspace):
 @pytest.mark.slow
 def test_the_loss_decreases(workspace, tmp_path):
     components = workspace.load_components("sft={steps: 30, save_every: 30}")
-    vocab_size = components.backbone.vocab_size
+    vocab_size = components.backbone.model.lm_head.out_features
     rows = workspace.run_sft(components, tmp_path, demonstrations=workspace.demonstrations[:8])
     assert rows[0]["loss"] == pytest.approx(math.log(vocab_size), rel=0.05)
     assert np.mean([row["loss"] for row in rows[-5:]]) < 0.6 * rows[0]["loss"]

@@ -37,8 +37,9 @@ def find_recipe(name_or_path: str, *, base_dir: Path = Path()) -> Path:
     return find_yaml_file(name_or_path, RECIPES_DIR, kind="recipe", base_dir=base_dir)
 
 
+@functools.cache
 def list_yaml_files(folder: Path) -> tuple[str, ...]:
-    """Return the paths of all YAML files in a folder, relative to it and without their suffix, sorted."""
+    """Return the (cached) paths of all YAML files in a folder, relative to it and without their suffix, sorted."""
     return tuple(sorted(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.yaml")))
 
 
@@ -49,16 +50,11 @@ def find_yaml_file(name_or_path: str, packaged: Path, *, kind: str, base_dir: Pa
         if not path.is_file():
             raise ConfigError(f"there is no {kind} file {path}", key=str(path), value=name_or_path)
         return path
-    names = _list_packaged_files(packaged)
+    names = list_yaml_files(packaged)
     if name_or_path not in names:
         message = f"there is no {kind} {name_or_path!r}; {suggest(name_or_path, names)}"
         raise ConfigError(message, key=kind, value=name_or_path)
     return packaged / f"{name_or_path}.yaml"
-
-
-@functools.cache
-def _list_packaged_files(packaged: Path) -> tuple[str, ...]:
-    return list_yaml_files(packaged)
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:

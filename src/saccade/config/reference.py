@@ -36,8 +36,9 @@ class KeyDescription:
     keys: Mapping[str, str] | None = None
 
 
+@functools.cache
 def read_field_comments(path: Path) -> dict[tuple[str, str], str]:
-    """Return the comment behind each field of a file's settings classes, or the lines of comment above it."""
+    """Return the (cached) comment behind each field of a file's settings classes, or the lines of comment above it."""
     source, found = path.read_text(encoding="utf-8"), {}
     find_text = index_comments(source)
     for node in ast.parse(source).body:
@@ -81,13 +82,7 @@ def find_comment(section: type, name: str) -> str:
 
 
 def _read_class_comments(settings_class: type) -> dict[tuple[str, str], str]:
-    if not settings_class.__module__.startswith("saccade."):
-        return {}
-    return _read_file_comments(inspect.getsourcefile(settings_class) or "")
-
-
-@functools.cache
-def _read_file_comments(path: str) -> dict[tuple[str, str], str]:
+    path = inspect.getsourcefile(settings_class) if settings_class.__module__.startswith("saccade.") else None
     return read_field_comments(Path(path)) if path else {}
 
 

@@ -244,7 +244,8 @@ class Local:
             hidden = self._decoder.forward(ids, positions, self._kv_cache)
         else:
             mask, axes = self._kv_cache.build_mask(), positions[:, None].expand(3, -1, -1)
-            hidden = self._backbone.compute_hidden_states(ids[:, None], axes, mask, kv_cache=self._kv_cache)[:, 0]
+            policy = self._backbone.policy
+            hidden = policy.compute_hidden_states(ids[:, None], axes, mask, kv_cache=self._kv_cache)[:, 0]
         self._kv_cache.lengths[:count] += 1
         self._sample_next(hidden, 0)
         # Reading the tokens synchronizes with the device, so its time is included.
@@ -254,7 +255,7 @@ class Local:
     def _sample_next(self, hidden_BD: Tensor, first_row: int) -> None:
         """Sample the next token of rows `first_row`, `first_row + 1`, …; release those that end."""
         temperatures, uniforms = self._rows.get_sampling(first_row)
-        tokens, logprobs = sample_tokens(self._backbone.compute_logits(hidden_BD), temperatures, uniforms)
+        tokens, logprobs = sample_tokens(self._backbone.policy.compute_logits(hidden_BD), temperatures, uniforms)
         # The last row first: it takes the place of a released one.
         for row in reversed(self._rows.append(first_row, tokens, logprobs)):
             self._end(row)
@@ -400,7 +401,7 @@ class Local:
             visible = PackedTrees([AttentionSpan(row, 0, len(new)) for row, new in enumerate(new_ids)])
         else:
             visible = scratch.build_mask()
-        hidden = self._backbone.compute_hidden_states(
+        hidden = self._backbone.policy.compute_hidden_states(
             ids.to(device), positions.to(device), visible, features=features, kv_cache=scratch
         )
         for row, (request, start, new) in enumerate(zip(batch, starts, new_ids, strict=True)):

@@ -185,11 +185,6 @@ class Backbone:
         return config.num_hidden_layers, config.num_key_value_heads, self.language_model.layers[0].self_attn.head_dim
 
     @property
-    def vocab_size(self) -> int:
-        """Return how many logits there are per token."""
-        return self.model.lm_head.out_features
-
-    @property
     def num_parallel_micro_batches(self) -> int:
         """Return how many micro-batches should be processed in parallel: one per thread on a CPU, else one."""
         return self.settings.num_threads if self.device.type == "cpu" else 1
@@ -313,26 +308,10 @@ class Backbone:
         patches = patches.to(self.device, non_blocking=is_on_gpu)
         return patches.to(self.policy.compute_dtype), torch.from_numpy(grids).to(self.device)
 
-    def compute_hidden_states(
-        self,
-        ids_BT: Tensor,
-        positions_3BT: Tensor,
-        visible: Tensor | PackedTrees,
-        *,
-        features: VisionFeatures | None = None,
-        kv_cache: KVCacheProtocol | None = None,
-    ) -> Tensor:
-        """Return the last hidden states [B, T, D]; see `Policy.compute_hidden_states`."""
-        return self.policy.compute_hidden_states(ids_BT, positions_3BT, visible, features=features, kv_cache=kv_cache)
-
     def pack_spans(self, spans: Sequence[AttentionSpan], num_tokens: int) -> PackedTrees:
         """Return the spans of rows of `num_tokens` tokens, to be computed as `settings.attention` says."""
         use_varlen = self.settings.attention == "varlen"
         return PackedTrees(spans, VarlenIndex.build(spans, num_tokens, self.device) if use_varlen else None)
-
-    def compute_logits(self, hidden_ND: Tensor) -> Tensor:
-        """Return logits [N, V] in float32; see `Policy.compute_logits`."""
-        return self.policy.compute_logits(hidden_ND)
 
     @torch.no_grad()
     def compute_token_logprobs(self, ledger: Ledger, tokens: Sequence[int], load_pixels: LoadPixels) -> list[float]:

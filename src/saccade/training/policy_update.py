@@ -70,19 +70,6 @@ def update_policy(
     receives what each mini-batch's first pass computed for every token. Raises EngineError if a packed token isn't the
     sampled one of its ledger.
     """
-    with components.backbone.share_features():
-        return _update_policy(components, samples, settings, optimizer, reference, check_cancelled, on_tokens)
-
-
-def _update_policy(
-    components: TrainingComponents,
-    samples: Sequence[TrainingSample],
-    settings: RlConfig,
-    optimizer: Optimizer | ShardedOptimizer,
-    reference: Reference | ShardedReference | None,
-    check_cancelled: CheckCancelled,
-    on_tokens: OnTokens,
-) -> StepReport:
     backbone, micro_batches = components.backbone, list[MicroBatch]()
     mini_batches: list[slice] = []  # of `micro_batches`
     samples_by_mini_batch = split_mini_batches(samples, settings.num_mini_batches)
@@ -91,47 +78,48 @@ def _update_policy(
         check_packed_tokens(mini_batch, packed)
         mini_batches.append(slice(len(micro_batches), len(micro_batches) + len(packed)))
         micro_batches += packed
-    if reference is not None:
-        with reference.swap_in():
-            ref_logps = _compute_logprobs(components, micro_batches, check_cancelled)
+    with backbone.share_features():
+        if reference is not None:
+            with reference.swap_in():
+                ref_logps = _compute_logprobs(components, micro_batches, check_cancelled)
+            micro_batches = [
+                _apply_kl_penalty(replace(micro_batch, ref_logp_N=ref_logp_N), settings.kl)
+                for micro_batch, ref_logp_N in zip(micro_batches, ref_logps, strict=True)
+            ]
+        num_updates = settings.epochs_per_batch * len(mini_batches)
+        if num_updates > 1 and settings.loss.old_logprobs == "trainer":
+            trainer_logps = _compute_logprobs(components, micro_batches, check_cancelled)
+            micro_batches = [
+                replace(micro_batch, trainer_logp_N=logp_N)
+                for micro_batch, logp_N in zip(micro_batches, trainer_logps, strict=True)
+            ]
+        if settings.advantage.whiten == "tokens":
+            micro_batches = _whiten_advantages(micro_batches)
         micro_batches = [
-            _apply_kl_penalty(replace(micro_batch, ref_logp_N=ref_logp_N), settings.kl)
-            for micro_batch, ref_logp_N in zip(micro_batches, ref_logps, strict=True)
+            micro_batch for part in mini_batches for micro_batch in _weight_tokens(micro_batches[part], settings)
         ]
-    num_updates = settings.epochs_per_batch * len(mini_batches)
-    if num_updates > 1 and settings.loss.old_logprobs == "trainer":
-        trainer_logps = _compute_logprobs(components, micro_batches, check_cancelled)
-        micro_batches = [
-            replace(micro_batch, trainer_logp_N=logp_N)
-            for micro_batch, logp_N in zip(micro_batches, trainer_logps, strict=True)
-        ]
-    if settings.advantage.whiten == "tokens":
-        micro_batches = _whiten_advantages(micro_batches)
-    micro_batches = [
-        micro_batch for part in mini_batches for micro_batch in _weight_tokens(micro_batches[part], settings)
-    ]
-    version = components.engine.version
-    loss_fn = build_policy_loss(settings, version)
-    load_all_pixels, temperature = components.media.load_all_pixels, components.recipe.sampling.temperature
-    reports = list[StepReport]()
+        version = components.engine.version
+        loss_fn = build_policy_loss(settings, version)
+        load_all_pixels, temperature = components.media.load_all_pixels, components.recipe.sampling.temperature
+        reports = list[StepReport]()
 
-    def report_tokens(parts: Sequence[MicroBatch], results: Sequence[MicroBatchResult]) -> None:
-        if len(reports) < len(mini_batches):
-            on_tokens(_list_token_values(samples_by_mini_batch[len(reports)], parts, results))
+        def report_tokens(parts: Sequence[MicroBatch], results: Sequence[MicroBatchResult]) -> None:
+            if len(reports) < len(mini_batches):
+                on_tokens(_list_token_values(samples_by_mini_batch[len(reports)], parts, results))
 
-    for part in mini_batches * settings.epochs_per_batch:
-        report = train_step(
-            backbone,
-            optimizer,
-            micro_batches[part],
-            loss_fn,
-            load_all_pixels=load_all_pixels,
-            temperature=temperature,
-            # Between two updates of one batch the weights are those of no step, which no checkpoint can hold.
-            check_cancelled=(lambda: None) if reports else check_cancelled,
-            on_results=report_tokens,
-        )
-        reports.append(report)
+        for part in mini_batches * settings.epochs_per_batch:
+            report = train_step(
+                backbone,
+                optimizer,
+                micro_batches[part],
+                loss_fn,
+                load_all_pixels=load_all_pixels,
+                temperature=temperature,
+                # Between two updates of one batch the weights are those of no step, which no checkpoint can hold.
+                check_cancelled=(lambda: None) if reports else check_cancelled,
+                on_results=report_tokens,
+            )
+            reports.append(report)
     # Loss and gradient norm are the first pass's, statistics such as ratios the last one's.
     first_pass, last_pass = (
         merge_reports(part) for part in (reports[: len(mini_batches)], reports[-len(mini_batches) :])

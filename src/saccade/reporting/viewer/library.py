@@ -38,7 +38,7 @@ from saccade.training.episode_log import (
     read_step_token_values,
 )
 from saccade.training.token_log import StoredValues
-from saccade.training.training_samples import build_sample, list_trained_conversations
+from saccade.training.training_samples import build_samples
 from saccade.types import Group, ScoredEpisode
 from saccade.utils.hashing import compute_digest
 from saccade.utils.text import pluralize
@@ -404,23 +404,15 @@ class Library:
         self, run: ViewedRun, row: Mapping[str, Any], decode: DecodeFn
     ) -> dict[int, tuple[float, ...]]:
         """Return the advantages of an episode's trained conversations, by their number in `Episode.walk`."""
-        records, groups, advantages = self._load_step(run, row["stage"], row["step"])
-        key = (row["grp"], row["idx"])
-        group, member = records[key]
-        own = advantages[group]
-        scored = groups[group].episodes[member]
+        positions, groups, advantages = self._load_step(run, row["stage"], row["step"])
+        number, member = positions[row["grp"], row["idx"]]
+        group = groups[number]
         credit = load_recipe(str(run.folder / RECIPE_FILE)).rl.advantage.sub_agent_advantage
-        by_span = {span: float(values[member]) for span, values in own.by_span.items()}
-        tags = {span: value for span, value in by_span.items() if span.kind == "tags"}
-        value = float(own.every_token_G[member])
-        result = {}
-        trained = list_trained_conversations(scored.episode, credit)
-        for number, part in enumerate(scored.episode.walk()):
-            if not any(part is conversation for conversation in trained):
-                continue
-            sample = build_sample(part, value, by_span=by_span if number == 0 else tags, decode=decode)
-            result[number] = sample.advantages
-        return result
+        masks = [[index == member for index in range(len(group.episodes))]]
+        samples = build_samples([group], [advantages[number]], credit, decode=decode, masks=masks)
+        parts = group.episodes[member].episode.walk()
+        numbers = {id(part.ledger): index for index, part in enumerate(parts)}
+        return {numbers[id(sample.ledger)]: sample.advantages for sample in samples}
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 

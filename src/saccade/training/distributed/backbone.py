@@ -39,11 +39,6 @@ class ShardedBackbone(Backbone):
         """Return how many micro-batches are processed in parallel: one per rank."""
         return distributed.get_world_size()
 
-    def create_optimizer(self, settings: OptimizerConfig, num_steps: int) -> "ShardedOptimizer":
-        """Create the optimizer of all ranks."""
-        self.controller.call("create_optimizer", settings, num_steps)
-        return ShardedOptimizer(self.controller)
-
     def accumulate_gradients(
         self,
         micro_batches: Sequence[MicroBatch],
@@ -131,7 +126,8 @@ class ShardedBackbone(Backbone):
 def create_optimizer(backbone: Backbone, settings: OptimizerConfig, num_steps: int) -> "Optimizer | ShardedOptimizer":
     """Create the optimizer of a backbone's trainable weights, on all ranks if they are sharded."""
     if isinstance(backbone, ShardedBackbone):
-        return backbone.create_optimizer(settings, num_steps)
+        backbone.controller.call("create_optimizer", settings, num_steps)
+        return ShardedOptimizer(backbone.controller)
     return Optimizer(backbone.model, settings, num_steps, cpu_offload=backbone.settings.cpu_offload)
 
 
