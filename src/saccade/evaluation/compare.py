@@ -250,13 +250,18 @@ def classify_overview(scored: ScoredEpisode) -> str | None:
     return None if is_shown is None else ANSWER_SHOWN if is_shown else ANSWER_NOT_SHOWN
 
 
-def read_evaluations(folder: Path, problems: list[str] | None = None) -> dict[str, Evaluation]:
+def read_evaluations(
+    folder: Path, problems: list[str] | None = None, *, names: Collection[str] | None = None
+) -> dict[str, Evaluation]:
     """Return the evaluations of a run by name, with judge verdicts applied, in the order of `list_results_files`.
 
-    Raises DataError for none, and for a damaged file; with a list of `problems`, appends why a file is left out.
+    Reads those of `names`, by default all. Raises DataError for none, and for a damaged file; with a list of
+    `problems`, appends why a file is left out.
     """
     read = {}
     for path in list_results_files(folder):
+        if names is not None and path.stem not in names:
+            continue
         try:
             read[path.stem] = _read_evaluation(path)[0]
         except SaccadeError as error:

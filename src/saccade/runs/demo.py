@@ -198,11 +198,9 @@ class DemoRunner:
 
     def choose_example(self, stage: str) -> ScoredEpisode | None:
         """Return a stage's greedy episode of one question: the first, by task digests, that is wrong after SFT."""
-        finished = read_evaluations(self.run.path)
-        before, episodes = (
-            {get_task_digest(scored): scored for scored in finished[f"after_{name}_{GREEDY}"].scored}
-            for name in ("sft", stage)
-        )
+        names = [f"after_{name}_{GREEDY}" for name in ("sft", stage)]
+        finished = read_evaluations(self.run.path, names=names)
+        before, episodes = ({get_task_digest(scored): scored for scored in finished[name].scored} for name in names)
         graded = before.keys() & episodes.keys()
         first = min(graded, key=lambda digest: (before[digest].score.is_correct, digest), default=None)
         return None if first is None else episodes[first]
