@@ -54,7 +54,7 @@ from saccade.media.video import decode_frames, index_video
 from saccade.metrics.metric_log import read_metric_rows
 from saccade.models.checkpoint_files import check_weights, verify_checksums, write_checksums
 from saccade.protocols import Context
-from saccade.reporting import plots
+from saccade.reporting import plots, report
 from saccade.reporting.episode_view import build_timeline
 from saccade.reporting.plots import encode_figure
 from saccade.reporting.run_report import render_episode_page
@@ -439,7 +439,8 @@ def skip_slow_work(rng):
         )
         stack.enter_context(cached)
         if rng.randrange(8):
-            stack.enter_context(mock.patch.object(plots, "encode_figure", return_value=draw_nothing()))
+            stack.enter_context(mock.patch.object(plots, "_lay_out", lambda figure: figure))
+            stack.enter_context(mock.patch.object(report, "encode_figure", return_value=draw_nothing()))
         yield
 
 

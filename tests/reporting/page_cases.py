@@ -1,5 +1,6 @@
 """Hand-written episodes of the real types, with bytes for tokens and plain frames."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from saccade.ledger import ImageRef, ImageSlot, Ledger, Origin
 from saccade.media.hashing import compute_file_digest
 from saccade.metrics.episode_metrics import Difference, SliceRow, Summary
 from saccade.metrics.statistics import Estimate
+from saccade.reporting.report import Plot
 from saccade.types import (
     AnswerType,
     Block,
@@ -34,6 +36,10 @@ PLACEHOLDER = 0  # an image token's id
 
 def decode(tokens):
     return bytes(token for token in tokens).decode("utf-8", "replace")
+
+
+def draw_svg(plot_fn, *args, **kwargs):
+    return Plot(title="", draw=partial(plot_fn, *args, **kwargs)).encode("svg")
 
 
 def encode(text):

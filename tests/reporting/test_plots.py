@@ -2,8 +2,10 @@
 
 import math
 import xml.etree.ElementTree as ET
+from functools import partial
 
 import pytest
+from page_cases import draw_svg
 
 from saccade.metrics.tables import Bar
 from saccade.reporting.plots import (
@@ -16,6 +18,7 @@ from saccade.reporting.plots import (
     plot_panel,
     theme_svg,
 )
+from saccade.reporting.report import Plot
 
 ROWS = [
     {"stage": "rl", "step": step, "reward": 1.0 + step, "reward/accuracy": 0.5, "accuracy": 0.5, "entropy": None}
@@ -55,7 +58,9 @@ def test_validations_have_bands():
     assert extract_bands(panel, rows) == {"greedy": ([0.0, 8.0], [0.2, 0.2], [0.8, 0.9])}
     assert extract_bands(BY_TITLE["Accuracy"], ROWS) == {}
     without = [{key: value for key, value in row.items() if not key.endswith(("low", "high"))} for row in rows]
-    assert plot_panel(panel, rows, is_smoothed=False) != plot_panel(panel, without, is_smoothed=False)
+    assert draw_svg(plot_panel, panel, rows, is_smoothed=False) != draw_svg(
+        plot_panel, panel, without, is_smoothed=False
+    )
 
 
 def test_values_that_are_not_finite_numbers_are_left_out():
@@ -72,14 +77,17 @@ def test_panel_without_values_is_not_drawn():
 def test_every_panel_as_svg_and_png():
     for panel in PANELS:
         key = panel.keys[0].replace("*", "x")
-        svg = plot_panel(panel, [{"step": 0, key: 0.5}, {"step": 1, key: 0.5}])
-        ET.fromstring(svg)
-        assert plot_panel(panel, [{"step": 0, key: 0.5}], fmt="png").startswith(b"\x89PNG")
+        plot = Plot(title="", draw=partial(plot_panel, panel, [{"step": 0, key: 0.5}, {"step": 1, key: 0.5}]))
+        ET.fromstring(plot.encode("svg"))
+        assert plot.encode("png").startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
 def test_plots_are_deterministic():
-    assert plot_panel(BY_TITLE["Accuracy"], ROWS) == plot_panel(BY_TITLE["Accuracy"], ROWS)
+    """Also if the figure has been drawn as another format before."""
+    first, second = (Plot(title="", draw=partial(plot_panel, BY_TITLE["Accuracy"], ROWS)) for _ in range(2))
+    svg, png = first.encode("svg"), first.encode("png")
+    assert (second.encode("png"), second.encode("svg")) == (png, svg)
 
 
 def test_running_mean_keeps_length_and_constants():
@@ -92,14 +100,15 @@ def test_running_mean_keeps_length_and_constants():
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", "$x$ & $y", "_hidden", "é漢"])
 def test_any_label_is_valid(name):
     bar = Bar(value=0.5, low=0.25, high=0.75, marks=((name, 0.2),))
-    svg = theme_svg(plot_bars({name: {name: bar, "other": bar}}), name)
+    svg = theme_svg(draw_svg(plot_bars, {name: {name: bar, "other": bar}}), name)
     ET.fromstring(svg)
     assert "<script" not in svg
-    ET.fromstring(plot_panel(Panel(title="t", unit="", keys=("reward/*",)), [{f"reward/{name}": 1.0, "reward/b": 2.0}]))
+    panel = Panel(title="t", unit="", keys=("reward/*",))
+    ET.fromstring(draw_svg(plot_panel, panel, [{f"reward/{name}": 1.0, "reward/b": 2.0}]))
 
 
 def test_themed_svg_takes_its_colors_from_the_page():
-    svg = theme_svg(plot_panel(BY_TITLE["Reward and its parts"], ROWS), "a title")
+    svg = theme_svg(draw_svg(plot_panel, BY_TITLE["Reward and its parts"], ROWS), "a title")
     assert 'aria-label="a title"' in svg
     assert "var(--s1, #0072b2)" in svg
     assert "currentColor" in svg
@@ -110,7 +119,7 @@ def test_themed_svg_takes_its_colors_from_the_page():
 def test_bars_are_grouped_by_method():
     bar = Bar(value=0.5, low=0.25, high=0.75, marks=(("the baseline", 0.2),))
     rows = {"count": bar, "when": bar}
-    svg = plot_bars({"before": rows, "after": {"count": bar}, "without tools": rows}).decode()
+    svg = draw_svg(plot_bars, {"before": rows, "after": {"count": bar}, "without tools": rows}).decode()
     for label, count in (
         ("before", 1),
         ("after", 1),
@@ -125,5 +134,5 @@ def test_bars_are_grouped_by_method():
 
 @pytest.mark.slow
 def test_series_differ_without_colors():
-    svg = plot_panel(BY_TITLE["Reward and its parts"], [{"reward/a": 1.0, "reward/b": 2.0}] * 3).decode()
+    svg = draw_svg(plot_panel, BY_TITLE["Reward and its parts"], [{"reward/a": 1.0, "reward/b": 2.0}] * 3).decode()
     assert svg.count("stroke-dasharray") >= 1

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from saccade.engines.sampling_filters import NEUTRAL_VALUES
 from saccade.evaluation.benchmark_result import BenchmarkResult, read_benchmark_results
@@ -13,6 +13,9 @@ from saccade.metrics.statistics import Interval
 from saccade.metrics.tables import Bar, Table, format_interval
 from saccade.utils.files import convert_file_errors, write_atomically, write_text
 from saccade.utils.jsonl import write_json
+
+if TYPE_CHECKING:
+    from saccade.reporting.plots import Figure
 
 READING_GUIDE = (
     "Every question stays in the denominator: errors, unparsed and undecided answers count 0. Intervals are 95 %, "
@@ -81,8 +84,9 @@ def write_benchmark_report(folder: Path, *, metadata: Mapping[str, Any] | None =
     benchmark_results = read_benchmark_results(folder)
     metadata = {**(metadata or {}), **collect_metadata(folder)}
     references = {result.benchmark: get_reference_scores(result.benchmark) for result in benchmark_results.values()}
-    path, draw = folder / "evaluations" / "benchmarks", functools.partial(plot_scores, benchmark_results, references)
+    path = folder / "evaluations" / "benchmarks"
     scores, costs, *published = build_overview_tables(benchmark_results, references)
+    draw = functools.partial(plot_scores, benchmark_results, references)
     plot = Plot(title="Score against visual tokens per question", draw=draw)
     report = Report(
         kind="benchmarks",
@@ -105,13 +109,11 @@ def write_benchmark_report(folder: Path, *, metadata: Mapping[str, Any] | None =
     write_text(path.with_suffix(".md"), format_markdown(report, ["benchmarks.png"]))
     picture = path.with_suffix(".png")
     with convert_file_errors(picture), write_atomically(picture, is_durable=False) as partial:
-        partial.write_bytes(draw(fmt="png") or b"")
+        partial.write_bytes(plot.encode("png") or b"")
     return write_text(path.with_suffix(".html"), render_template("report.html.j2", report=report))
 
 
-def plot_scores(
-    benchmark_results: Mapping[str, BenchmarkResult], references: References, *, fmt: Literal["svg", "png"] = "svg"
-) -> bytes | None:
+def plot_scores(benchmark_results: Mapping[str, BenchmarkResult], references: References) -> "Figure | None":
     """Plot score against visual tokens per question; published scores with known tokens are hollow points."""
     from saccade.reporting.plots import Point, plot_points
 
@@ -128,7 +130,7 @@ def plot_scores(
                 x, y = reference.visual_tokens, reference.value
                 points.append(Point(name=label, group=benchmark, x=x, y=y, low=y, high=y, is_hollow=True))
     x_label, y_label = "visual tokens per question", "score, %, with its 95 % interval"
-    return plot_points(points, x_label=x_label, y_label=y_label, fmt=fmt)
+    return plot_points(points, x_label=x_label, y_label=y_label)
 
 
 def build_overview_tables(benchmark_results: Mapping[str, BenchmarkResult], references: References) -> list[Table]:

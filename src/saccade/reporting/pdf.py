@@ -63,7 +63,7 @@ def write_pdf(report: Report, path: Path) -> Path:
                     writer.write_line(line)
                 writer.skip(0.1)
             for plot in section.plots:
-                if png := plot.draw(fmt="png"):
+                if png := plot.encode("png"):
                     writer.write_plot("" if plot.has_title else plot.title, png)
             writer.end_plots()
         if report.examples:

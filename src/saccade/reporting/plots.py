@@ -1,15 +1,16 @@
-"""Plot curves, bars and points as SVG or PNG, in one style.
+"""Plot curves, bars and points in one style; encode them as SVG or PNG.
 
 The colors are those of Okabe and Ito (2008), which most color-blind readers can distinguish. `theme_svg` makes an SVG
 take its colors from the surrounding page, so that one image serves a light and a dark page.
 """
 
+import contextlib
 import html
 import io
 import math
 import textwrap
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -17,7 +18,8 @@ from typing import Any, Literal
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Figure  # the type of a plot
 from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
@@ -36,6 +38,7 @@ ROW_HEIGHT = 0.22  # inches of a variant in a plot of means
 FRAME_SIZE = (112, 84)  # pixels of a frame, at most
 FRAME_GAP, FRAME_LABEL_WIDTH, FRAME_TEXT_HEIGHT = 6, 64, 22  # pixels beside a frame, of a row's label, below a frame
 RC_PARAMS: dict[Any, Any] = {  # matplotlib's stubs type the keys as literals
+    "figure.dpi": PLOT_DPI,
     "svg.fonttype": "none",
     "svg.hashsalt": "saccade",
     "font.family": "sans-serif",
@@ -134,6 +137,14 @@ StepMetrics = Sequence[Mapping[str, Any]]  # the metrics of one run's steps
 BeforeAndAfter = tuple[SeedEstimate | None, SeedEstimate | None]  # RL
 
 
+@contextlib.contextmanager
+def apply_style() -> Iterator[None]:
+    """Plot and encode figures in the style of reports; warn of no glyph, since an SVG has the fonts of its reader."""
+    with matplotlib.rc_context(RC_PARAMS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")
+        yield
+
+
 def extract_series(panel: Panel, rows: Sequence[Mapping[str, Any]]) -> Series:
     """Return the panel's series by label, each as steps and finite values."""
     series: Series = {}
@@ -189,16 +200,14 @@ def compute_running_mean(values: Sequence[float]) -> list[float]:
     return [float(sums[end] - sums[start]) / (end - start) for start, end in bounds]
 
 
-def plot_panel(
-    panel: Panel, rows: Sequence[Mapping[str, Any]], *, is_smoothed: bool = True, fmt: ImageFormat = "svg"
-) -> bytes | None:
+def plot_panel(panel: Panel, rows: Sequence[Mapping[str, Any]], *, is_smoothed: bool = True) -> Figure | None:
     """Plot one panel over the steps: faint raw points and their running mean, or, unless `is_smoothed`, points that are
     joined, with bands where they have intervals. None if no row has its keys.
     """
     series, bands = extract_series(panel, rows), extract_bands(panel, rows)
     if not series:
         return None
-    with matplotlib.rc_context(RC_PARAMS):
+    with apply_style():
         figure = Figure(figsize=PANEL_SIZE, layout="constrained")
         axes = figure.subplots()
         styles = assign_styles(list(series))  # a print without colors still has the line styles
@@ -219,7 +228,7 @@ def plot_panel(
             axes.axvline(step, color=TEXT_COLOR, linestyle=(0, (2, 2)), linewidth=0.9)
         if len(series) > 1:
             axes.legend(fontsize=7.5, ncols=2 if len(series) > 3 else 1, handlelength=2.0, columnspacing=1.0)
-        return encode_figure(figure, fmt)
+        return _lay_out(figure)
 
 
 def find_alarm_steps(rows: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -247,7 +256,7 @@ def _set_limits(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
         axes.set_ylim(min(0.0, 1.5 * min(values)), max(0.0, 1.5 * max(values)) or 1.0)
 
 
-def plot_bars(methods: Mapping[str, Mapping[str, Bar]], *, fmt: ImageFormat = "svg") -> bytes:
+def plot_bars(methods: Mapping[str, Mapping[str, Bar]]) -> Figure:
     """Plot one subplot per method from `methods[method][row]`: horizontal bars on [0, 1] with intervals and values.
 
     All subplots have the same rows, so that a row compares the methods. Dotted ticks are the bars' marks.
@@ -256,7 +265,7 @@ def plot_bars(methods: Mapping[str, Mapping[str, Bar]], *, fmt: ImageFormat = "s
     ncols = min(len(methods), 2 if len(methods) == 4 else 3)
     nrows = -(-len(methods) // ncols)
     width = min(6.4, 2.6 + 1.6 * ncols)
-    with matplotlib.rc_context(RC_PARAMS):
+    with apply_style():
         height = 0.6 + (0.4 + BAR_HEIGHT * len(rows)) * nrows
         figure = Figure(figsize=(width, height), layout="constrained")
         subplots = figure.subplots(nrows, ncols, squeeze=False, sharex=True, sharey=True)
@@ -273,7 +282,7 @@ def plot_bars(methods: Mapping[str, Mapping[str, Bar]], *, fmt: ImageFormat = "s
         first.set(xlim=(0, 1), xticks=(0, 0.5, 1), ylim=(len(rows) - 0.4, -0.6))
         if marks := _collect_legend(subplots.flat):
             figure.legend(marks.values(), marks, loc="outside lower center", fontsize=7.5, ncols=2, handlelength=1.6)
-        return encode_figure(figure, fmt)
+        return _lay_out(figure)
 
 
 def _draw_bars(axes: Axes, bars: Sequence[Bar | None]) -> None:
@@ -315,12 +324,12 @@ class Point:
 MARKERS = ("o", "s", "^", "D")
 
 
-def plot_points(entries: Sequence[Point], *, x_label: str, y_label: str, fmt: ImageFormat = "svg") -> bytes | None:
+def plot_points(entries: Sequence[Point], *, x_label: str, y_label: str) -> Figure | None:
     """Plot points with intervals; x is logarithmic if it spans more than a factor of ten. None without points."""
     groups = list(dict.fromkeys(point.group for point in entries))
     if not groups:
         return None
-    with matplotlib.rc_context(RC_PARAMS):
+    with apply_style():
         rows = -(-len(entries) // 2)
         figure = Figure(figsize=(5.4, 3.2 + 0.16 * rows), layout="constrained")
         axes = figure.subplots()
@@ -342,7 +351,7 @@ def plot_points(entries: Sequence[Point], *, x_label: str, y_label: str, fmt: Im
         axes.set(ylim=(0, 100), xlabel=x_label, ylabel=y_label)
         axes.grid(axis="y")
         figure.legend(loc="outside lower center", fontsize=7.5, ncols=2, handlelength=1.2)
-        return encode_figure(figure, fmt)
+        return _lay_out(figure)
 
 
 def assign_styles(names: Sequence[str]) -> dict[str, Style]:
@@ -377,9 +386,7 @@ def plot_curves(
     columns: Mapping[str, Mapping[str, Sequence[StepMetrics]]],
     key: str,
     styles: Mapping[str, Style],
-    *,
-    fmt: ImageFormat = "svg",
-) -> bytes | None:
+) -> Figure | None:
     """Plot one subplot per condition from `columns[condition][variant]`, the runs of a variant, one per seed.
 
     Lines are means over seeds of running means over about a tenth of the steps; bands reach from the lowest to the
@@ -393,7 +400,7 @@ def plot_curves(
     }
     if not any(bands.values()):
         return None
-    with matplotlib.rc_context(RC_PARAMS):
+    with apply_style():
         figure = Figure(figsize=(COLUMN_SIZE[0] * len(bands), COLUMN_SIZE[1] + 0.4), layout="constrained")
         subplots = figure.subplots(1, len(bands), squeeze=False, sharey=True)[0]
         for axes, (condition, variants) in zip(subplots, bands.items(), strict=True):
@@ -408,7 +415,7 @@ def plot_curves(
         widest = max(map(len, lines), default=1) + 6
         ncols = max(1, min(len(lines), 44 * len(subplots) // widest))
         figure.legend(lines.values(), lines, loc="outside lower center", fontsize=7.5, ncols=ncols, handlelength=2.2)
-        return encode_figure(figure, fmt)
+        return _lay_out(figure)
 
 
 def plot_means(
@@ -416,8 +423,7 @@ def plot_means(
     styles: Mapping[str, Style],
     *,
     mark_zero: bool = False,
-    fmt: ImageFormat = "svg",
-) -> bytes | None:
+) -> Figure | None:
     """Plot one subplot per condition and one row per variant from `columns[condition][variant]`, its two estimates.
 
     The point before RL is hollow; the interval over tasks is a thick line, the one over seeds a thin line.
@@ -430,7 +436,7 @@ def plot_means(
     if not filled:
         return None
     num_rows = max(map(len, filled.values()))
-    with matplotlib.rc_context(RC_PARAMS):
+    with apply_style():
         height = 0.85 + ROW_HEIGHT * 1.3 * num_rows
         figure = Figure(figsize=(COLUMN_SIZE[0] * len(filled), height), layout="constrained")
         subplots = figure.subplots(1, len(filled), squeeze=False, sharex=True)[0]
@@ -442,7 +448,7 @@ def plot_means(
             axes.grid(axis="x")
             if mark_zero:
                 axes.axvline(0.0, color=TEXT_COLOR, linewidth=0.6)
-        return encode_figure(figure, fmt)
+        return _lay_out(figure)
 
 
 def _draw_estimates(axes: Axes, row: int, estimates: BeforeAndAfter, color: str) -> None:
@@ -463,19 +469,29 @@ def sanitize_label(name: str) -> str:
     return "".join(char if char.isprintable() else "·" for char in text)
 
 
+def _lay_out(figure: Figure) -> Figure:
+    """Apply the layout once, for every format: it takes longer than drawing."""
+    engine = figure.get_layout_engine()
+    assert engine is not None, "a plot needs a layout"
+    engine.execute(figure)
+    figure.set_layout_engine(None)
+    return figure
+
+
 def encode_figure(figure: Figure, fmt: ImageFormat) -> bytes:
     """Encode a figure as a file; the same numbers give the same bytes."""
     buffer = io.BytesIO()
-    metadata: dict[str, Any] = {"Date": None, "Creator": None} if fmt == "svg" else {"Software": None}
-    with warnings.catch_warnings():  # an SVG's text is drawn with the reader's fonts, so a missing glyph is harmless
-        warnings.filterwarnings("ignore", message="Glyph")
-        figure.savefig(buffer, format=fmt, dpi=PLOT_DPI, transparent=fmt == "svg", metadata=metadata)
     if fmt == "svg":
+        metadata: dict[str, Any] = {"Date": None, "Creator": None}
+        figure.savefig(buffer, format=fmt, dpi=PLOT_DPI, transparent=True, metadata=metadata)
         return buffer.getvalue()
-    compressed = io.BytesIO()
+    canvas = FigureCanvasAgg(figure)
+    figure.set_dpi(PLOT_DPI)
+    canvas.draw()  # type: ignore[no-untyped-call]
     # Overlapping bands have thousands of shades; 256 look the same in a third of the bytes.
-    Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(compressed, "png", optimize=True)
-    return compressed.getvalue()
+    image = Image.fromarray(np.asarray(canvas.buffer_rgba()))  # type: ignore[no-untyped-call]
+    image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(buffer, "png", optimize=True)
+    return buffer.getvalue()
 
 
 def plot_frames(rows: Sequence[tuple[str, Sequence[tuple[str | None, NDArray[Any]]]]]) -> bytes:

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from saccade.metrics.tables import Table, escape_markdown, format_markdown_table
 from saccade.reporting.episode_view import format_answer, to_percent
-from saccade.reporting.plots import theme_svg
+from saccade.reporting.plots import Figure, ImageFormat, apply_style, encode_figure, theme_svg
 from saccade.utils.files import convert_file_errors, write_atomically, write_text
 from saccade.utils.text import escape_control_characters
 
@@ -28,17 +28,29 @@ _IMAGE_NAME = re.compile(r"\d{2,3}\.(png|jpg)")
 _NUMBER = re.compile(r"[^A-Za-z]{0,40}( s)?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plot:
-    """A plot that `draw(fmt=...)` draws, with the table of its numbers if that is not shown elsewhere.
+    """A plot that `draw` draws, with the table of its numbers if that is not shown elsewhere.
 
     `has_title` if the drawing contains the title.
     """
 
     title: str
-    draw: Callable[..., bytes | None]
+    draw: Callable[[], Figure | None]
     numbers: Table | None = None
     has_title: bool = False
+
+    @functools.cached_property
+    def figure(self) -> Figure | None:
+        """Return the drawing, of which every file is made; None without a value."""
+        return self.draw()
+
+    def encode(self, fmt: ImageFormat) -> bytes | None:
+        """Return the drawing as a file."""
+        if self.figure is None:
+            return None
+        with apply_style():
+            return encode_figure(self.figure, fmt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +145,7 @@ def write_markdown(report: Report, path: Path, plot_folder: str | None = None) -
     folder = path.parent / (plot_folder or f"{path.stem}_plots")
     plots = [plot for section in report.sections for plot in section.plots]
     images: list[tuple[str, Callable[[], bytes | None]]] = [
-        (".png", functools.partial(plot.draw, fmt="png")) for plot in plots
+        (".png", functools.partial(plot.encode, "png")) for plot in plots
     ]
     images += [(".jpg", example.draw_frames or (lambda: None)) for example in report.examples]
     plot_paths: list[str | None] = []
@@ -169,7 +181,7 @@ def _get_environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "svg": lambda plot: Markup(theme_svg(plot.draw(fmt="svg"), plot.title)),
+        "svg": lambda plot: Markup(theme_svg(plot.encode("svg"), plot.title)),
         "estimate": _emphasize_mean,
         "answer": format_answer,
         "percent_of": to_percent,

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from functools import partial
 from html.parser import HTMLParser
 
 import pytest
@@ -19,6 +20,7 @@ from saccade.reporting.benchmark_report import (
     write_benchmark_report,
 )
 from saccade.reporting.plots import Point, plot_points
+from saccade.reporting.report import Plot
 from saccade.types import EpisodeStatus, Usage
 
 VARIANTS = [
@@ -187,7 +189,9 @@ def test_points_share_a_color_by_group():
         return Point(name=name, group=group, x=x, y=40.0, low=30.0, high=50.0)
 
     assert plot_points([], x_label="tokens", y_label="%") is None
-    svg = plot_points([point(0.0), point(9.0, "b", "<b>$x$"), point(1e6, "a")], x_label="tokens", y_label="%").decode()
+    points = [point(0.0), point(9.0, "b", "<b>$x$"), point(1e6, "a")]
+    plot = Plot(title="", draw=partial(plot_points, points, x_label="tokens", y_label="%"))
+    svg = plot.encode("svg").decode()
     assert "<b>" not in svg
     assert svg.count("#d55e00") < svg.count("#0072b2")
     assert plot_points([point(0.0)], x_label="tokens", y_label="%") is not None

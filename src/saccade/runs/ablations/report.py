@@ -266,4 +266,4 @@ def build_plots(ablation: Ablation, results: Sequence[VariantResult], rows: Sequ
             plots.append(Plot(title=format_title(table), draw=draw))
     for key in ablation.spec.curves:
         plots.append(Plot(title=format_curve_title(key), draw=partial(plot_curves, runs, key, styles)))
-    return [plot for plot in plots if plot.draw() is not None]
+    return [plot for plot in plots if plot.figure is not None]
