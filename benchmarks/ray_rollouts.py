@@ -33,7 +33,7 @@ from saccade.data.synthetic.video_writer import write_video
 from saccade.models.tiny import make_tiny_model
 from saccade.rollouts.collect import collect
 from saccade.rollouts.components import RolloutComponents
-from saccade.rollouts.ray.executor import connect_executor
+from saccade.rollouts.executors import connect_executor
 from saccade.types import AnswerType, EpisodeStatus, Media, MediaKind, Task
 
 WIDTH, HEIGHT, FPS, NUM_FRAMES = 480, 270, 10.0, 200

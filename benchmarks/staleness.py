@@ -5,11 +5,11 @@
     python benchmarks/staleness.py --run runs/demo --steps 60          # long enough for rewards to be compared
     python benchmarks/staleness.py --run runs/a engine.name=vllm       # with a server, where `saccade serve` runs one
 
-All sides run the same steps from the same weights, for each seed one after the other. They sample from weights of
-their own in a process of its own, or from the servers of the recipe; `--wait` delays every reply, as a larger
-model does. Asynchronous runs keep two cores busy: sampling and training have `--threads` threads each. Runs in turns
-have the same, and on another side twice as many, so that each part may use both cores. CPU seconds are those of this
-process and the sampling process, without servers. A speed is that of all steps but the first and the last, whose
+All sides run the same steps from the same weights, for each seed one after the other. They sample in a process of its
+own (`rollouts.executor=processes`), or from the servers of the recipe. Asynchronous runs keep two cores busy: sampling
+and training have `--threads` threads each. Runs in turns have the same, and on other sides both parts have twice as
+many threads, and sampling two processes, so that each part may use both cores. CPU seconds are those of this process
+and the sampling processes, without servers. A speed is that of all steps but the first and the last, whose
 rollouts don't overlap an update. Rewards are means over a fifth of the steps: the mean of the asynchronous runs' seeds
 should be between the lowest and the highest seed of the synchronous runs. Settings come last, dotted.
 """
@@ -20,16 +20,17 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from _common import describe_machine, parser, show, sum_cpu_seconds
-from _subprocess_engine import SubprocessEngine
 
 from saccade.config.load import load_recipe, resolve_model_path
 from saccade.config.schema import Recipe
+from saccade.rollouts.components import runs_model_here
+from saccade.rollouts.executors import connect_executor
 from saccade.runs import pipeline
 from saccade.training import rl
 
@@ -81,7 +82,7 @@ def prepare_run(run: Path | None, folder: Path, settings: Sequence[str]) -> tupl
     return pipeline.with_paths(recipe, folder=folder, data=folder / "data"), folder, folder / "model"
 
 
-def train(recipe: Recipe, home: Path, weights: Path, *, wait: float) -> TrainingTimes:
+def train(recipe: Recipe, home: Path, weights: Path) -> TrainingTimes:
     """Train by the recipe, and throw away what comes of it."""
     ends: list[float] = []
     cpu_ends: list[float] = []
@@ -93,11 +94,11 @@ def train(recipe: Recipe, home: Path, weights: Path, *, wait: float) -> Training
         rows.append(values)
 
     torch.set_num_threads(recipe.model.num_threads)
-    components = pipeline.load_training_components(recipe, weights)
-    if not components.engine.has_separate_weights:
-        components = replace(components, engine=SubprocessEngine(components.backbone, wait))
+    if runs_model_here(recipe):
+        recipe = recipe.with_values({"rollouts.executor": "processes"})
     tasks = pipeline.load_training_tasks(home, recipe)
     with tempfile.TemporaryDirectory() as folder:
+        components = connect_executor(pipeline.load_training_components(recipe, weights), Path(folder))
         pipeline.run_and_close(components, rl.train(components, tasks, folder=Path(folder), log_step=log))
     return TrainingTimes(ends=ends, cpu_ends=cpu_ends, rows=rows)
 
@@ -149,7 +150,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--run", type=Path, help="a run whose cold start has ended, such as runs/demo")
     options.add_argument("--steps", type=int, default=12, help="of each run, at least five")
     options.add_argument("--staleness", type=int, default=1, help="versions that rolling out may be ahead")
-    options.add_argument("--wait", type=float, default=0.0, help="seconds that every reply takes more")
     options.add_argument("settings", nargs="*", help="such as rl.prompts_per_step=4")
     options.set_defaults(threads=1)  # the sampling process needs a core as well
     chosen = options.parse_args(arguments)
@@ -157,20 +157,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.error(f"--steps must be at least {WINDOWS}")
     torch.set_num_threads(chosen.threads)
     fixed = (f"rl.steps={chosen.steps}", f"rl.save_every={chosen.steps}", f"model.num_threads={chosen.threads}")
-    sides = {  # versions, and threads of each process
-        "in turns": (0, chosen.threads),
-        "in turns, twice the threads": (0, 2 * chosen.threads),
-        f"staleness at most {chosen.staleness}": (chosen.staleness, chosen.threads),
+    sides = {  # versions, threads of the trainer and of sampling, and sampling processes
+        "in turns": (0, chosen.threads, 1),
+        "in turns, twice the threads": (0, 2 * chosen.threads, 1),
+        "in turns, twice the threads, two processes": (0, 2 * chosen.threads, 2),
+        f"staleness at most {chosen.staleness}": (chosen.staleness, chosen.threads, 1),
     }
     found: dict[str, list[TrainingTimes]] = {name: [] for name in sides}
     with tempfile.TemporaryDirectory() as name:
         recipe, home, weights = prepare_run(chosen.run, Path(name), [*fixed, *chosen.settings])
         for seed in range(chosen.rounds):
-            for side, (most, threads) in sides.items():
-                settings = recipe.rl.model_copy(update={"max_staleness": most})
-                model = recipe.model.model_copy(update={"num_threads": threads})
-                one = recipe.model_copy(update={"seed": seed, "rl": settings, "model": model})
-                found[side].append(train(one, home, weights, wait=chosen.wait))
+            for side, (most, threads, processes) in sides.items():
+                values = {"seed": seed, "rl.max_staleness": most, "model.num_threads": threads}
+                one = recipe.with_values({**values, "rollouts.num_processes": processes})
+                found[side].append(train(one, home, weights))
     size = f"{recipe.rl.prompts_per_step} groups of {recipe.rl.group_size}, {chosen.steps} steps, {chosen.rounds} seeds"
     show(
         f"Rewards: {size}",

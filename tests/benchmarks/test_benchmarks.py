@@ -1,7 +1,6 @@
 """Every benchmark runs, at a size that takes seconds, and says what it measured."""
 
 import argparse
-import asyncio
 import importlib
 import json
 import sys
@@ -9,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from saccade.types import GenerationRequest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -296,47 +293,6 @@ def test_staleness(run, tmp_path):
     assert all(row["steps/hour"] > 0 and 0 <= row["waiting for rollouts"] < 1 for row in rows)
     assert all(row["CPU s a step"] > 0 for row in rows)
     assert len(json.loads((tmp_path / "staleness.rewards.json").read_text())["rows"]) == 5
-
-
-@pytest.mark.slow
-def test_who_samples_elsewhere_has_weights_of_its_own(run, tiny_folder):
-    """Its replies are the local engine's: those of the weights that were published, and not of those being trained."""
-    from saccade.config.schema import ModelConfig
-    from saccade.engines.local import Local
-    from saccade.ledger import Ledger
-    from saccade.models.backbone import Backbone
-    from saccade.testing import FakeMediaLoader
-    from saccade.types import Message, SamplingParams
-
-    backbone = Backbone(ModelConfig(path=tiny_folder, num_threads=1))
-    asked = Ledger(segments=(backbone.renderer.render(Ledger(), (Message(role="user", parts=("What?",)),)),))
-    sampling = SamplingParams(max_tokens=12, seed=3, forbidden_ids=backbone.renderer.forbidden_ids)
-
-    async def body():
-        here, there = (
-            Local(backbone, FakeMediaLoader()),
-            importlib.import_module("_subprocess_engine").SubprocessEngine(backbone),
-        )
-        first = await here.generate(GenerationRequest(asked, sampling))
-        with torch.no_grad():
-            for parameter in backbone.trainable_parameters:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-        await here.sync_weights(backbone, 1)
-        second = await here.generate(GenerationRequest(asked, sampling))
-        stale = await there.generate(GenerationRequest(asked, sampling))
-        under_way = asyncio.create_task(there.generate(GenerationRequest(asked, sampling)))
-        await asyncio.sleep(0)
-        await there.sync_weights(backbone, 1)
-        found = await there.generate(GenerationRequest(asked, sampling))
-        early = await under_way
-        await there.close()
-        return first, second, stale, early, found
-
-    first, second, stale, early, found = asyncio.run(body())
-    assert first.tokens == stale.tokens == early.tokens != second.tokens
-    assert (stale.version, early.version, found.version) == (0, 0, 1)
-    assert found.tokens == second.tokens
-    assert found.logprobs == pytest.approx(second.logprobs, abs=1e-4)
 
 
 def test_a_share_of_rewards_is_inside_the_band_of_the_other_seeds(run):

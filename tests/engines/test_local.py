@@ -288,6 +288,28 @@ def test_sampling_does_not_disable_gradients_and_sync_weights_ignores_cancelled_
     assert run(backbone, body)
 
 
+def test_weights_of_its_own_change_between_replies(backbone):
+    state = {name: value.clone() for name, value in backbone.model.state_dict().items()}
+
+    async def body(engine):
+        ledger = prompt(backbone, 1)
+        requests = [
+            GenerationRequest(ledger, make_sampling(backbone, seed, stop_ids=(), max_tokens=8)) for seed in (1, 2)
+        ]
+        running = asyncio.create_task(engine.generate(requests[0]))
+        while not engine.stats.decode_tokens:
+            await asyncio.sleep(0)
+        syncing = asyncio.create_task(engine.sync_weights(SimpleNamespace(state_dict=lambda: state), version=1))
+        await asyncio.sleep(0)
+        waiting = asyncio.create_task(engine.generate(requests[1]))
+        first, second, _ = await asyncio.gather(running, waiting, syncing)
+        return first, second
+
+    first, second = run(backbone, body)
+    assert (first.version, second.version) == (0, 1)
+    assert len(first.tokens) == len(second.tokens) == 8
+
+
 @pytest.mark.slow
 def test_new_weights_clear_the_caches(backbone):
     ledger = prompt(backbone, 6)

@@ -23,8 +23,9 @@ from saccade.config.schema import RewardTerm
 from saccade.errors import BrokenEngineError, ConfigError, RunError
 from saccade.rollouts.collect import collect
 from saccade.rollouts.components import RolloutComponents
+from saccade.rollouts.executors import check_executor, connect_executor
 from saccade.rollouts.ray import executor
-from saccade.rollouts.ray.executor import LOG_FILE, check_executor, connect_executor
+from saccade.rollouts.ray.executor import LOG_FILE
 from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.types import AnswerType, EpisodeStatus, Media, MediaKind, Task
 from saccade.utils.jsonl import encode_json_line

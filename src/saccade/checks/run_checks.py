@@ -56,7 +56,7 @@ from saccade.rollouts.components import (
     resolve_tool_settings,
     uses_chat_engine,
 )
-from saccade.rollouts.ray.executor import check_executor
+from saccade.rollouts.executors import check_executor, has_separate_weights
 from saccade.training.checkpoint import count_kept_checkpoints, list_checkpoints, should_save
 from saccade.training.optimizer_package import check_optimizer
 from saccade.training.rl_checks import check_algorithms, check_staleness
@@ -216,7 +216,7 @@ def _check_engine(recipe: Recipe, stages: Collection[str]) -> None:
     settings = plugins.check_settings("engines", name, recipe.engine.settings, ENGINE_DEPENDENCIES)
     check_frame_pairs(recipe)
     if "rl" in stages:  # episodes that aren't trained on may be sampled from any distribution
-        check_staleness(recipe, plugins.get_attribute("engines", name, "has_separate_weights"))
+        check_staleness(recipe, has_separate_weights(recipe))
         check_neutral(settings)
 
 

@@ -11,7 +11,7 @@ from saccade.cli.terminal import out, print_table
 from saccade.errors import ConfigError
 
 if TYPE_CHECKING:
-    from saccade.rollouts.ray.messages import RunStatus
+    from saccade.rollouts.messages import RunStatus
 
 _WORKER_COLUMNS = ("worker", "host", "pid", "groups running", "finished", "episodes", "tokens", "tokens/s", "version")
 cluster_app = typer.Typer(no_args_is_help=True, help="Look at the Ray cluster of rollout workers.")

@@ -503,8 +503,12 @@ class RayConfig(Section):
 class RolloutsConfig(Section):
     """Where episodes run."""
 
-    # local = in the process of the trainer or the evaluation; ray = in workers of a Ray cluster
-    executor: Literal["local", "ray"] = "local"
+    # local = in the process of the trainer or the evaluation; processes = in processes of this machine, each with a
+    # copy of the model on model.device, for the engine local; ray = in workers of a Ray cluster, for engines with
+    # servers
+    executor: Literal["local", "processes", "ray"] = "local"
+    # number of processes of the executor processes; model.num_threads is divided among them
+    num_processes: PositiveInt = 2
     ray: RayConfig = RayConfig()  # settings of the executor ray
 
 

@@ -81,7 +81,7 @@ class Local:
         self._vision_cache: LRUCache[str, VisionFeatures] = LRUCache(vision_cache_bytes)
         self._waiting: list[Request] = []
         self._rows = Rows()
-        self._has_cancelled = False
+        self._has_cancelled = self._is_syncing = False
         language_model = backbone.language_model
         self._decoder = Decoder(language_model) if Decoder.supports(language_model) else None
         self._loop_task: asyncio.Task[None] | None = None
@@ -129,18 +129,25 @@ class Local:
     async def sync_weights(self, source: WeightSource, version: int) -> None:
         """Drop the caches; load the weights, unless the trainer shares this engine's tensors.
 
-        Raises EngineError if requests are running.
+        Of weights of its own, running requests are sampled to their end first, and waiting ones start afterwards.
+        Raises EngineError if requests are running and the tensors are shared.
         """
         self._drop_cancelled()
-        if self._rows.requests:
+        if source is self._backbone and self._rows.requests:
             raise EngineError(
                 f"{len(self._rows)} requests are running; the weights can be updated only when all have ended",
                 value=len(self._rows),
             )
-        self._drop_caches()
-        if source is not self._backbone:
-            self._backbone.model.load_state_dict(source.state_dict())
-        self.version = version
+        self._is_syncing = True
+        try:
+            while self._rows.requests:
+                await asyncio.sleep(0)
+            self._drop_caches()
+            if source is not self._backbone:
+                self._backbone.model.load_state_dict(source.state_dict())
+            self.version = version
+        finally:
+            self._is_syncing = False
 
     def _drop_caches(self) -> None:
         self._drop_weight_copies()
@@ -222,7 +229,12 @@ class Local:
         self.stats.prefill_seconds += time.perf_counter() - started
 
     def _count_admissible(self) -> int:
-        """Return how many waiting requests get a row, in order; at least one if none is running."""
+        """Return how many waiting requests get a row, in order; at least one if none is running.
+
+        None while new weights wait for the running requests' end.
+        """
+        if self._is_syncing:
+            return 0
         max_length = max((request.max_length for request in self._rows.requests), default=0)
         for count, request in enumerate(self._waiting):
             rows, max_length = len(self._rows) + count + 1, max(max_length, request.max_length)

@@ -181,6 +181,7 @@ class DemoRunner:
             NO_TOOLS: {"evaluation.temperature": 0.0, "evaluation.use_tools": False},
         }
         modes = self.list_modes()
+        local: dict[str, object] = {"rollouts.executor": "local"}  # processes take longer to start than they save
         for number, mode in enumerate(modes):
 
             def report_progress(progress: EvaluationProgress, index: int = number, label: str = MODES[mode]) -> None:
@@ -189,7 +190,7 @@ class DemoRunner:
 
             evaluation.evaluate(
                 folder,
-                recipe.with_values(overrides[mode]),
+                recipe.with_values({**overrides[mode], **local}),
                 name=f"after_{stage}_{mode}",
                 weights=pipeline.find_newest_weights(folder, stage),
                 on_progress=report_progress,

@@ -37,7 +37,7 @@ from saccade.metrics.episode_metrics import has_failed
 from saccade.models.checkpoint_files import compute_checkpoint_digest, verify_model_files
 from saccade.protocols import ScoreFn
 from saccade.rollouts.components import apply_evaluation_settings, uses_chat_engine
-from saccade.rollouts.ray.executor import connect_executor
+from saccade.rollouts.executors import connect_executor
 from saccade.runs.pipeline import (
     IMAGES_FOLDER,
     connect_server,

@@ -41,7 +41,7 @@ from saccade.rollouts.components import (
     remove_rewards,
     uses_chat_engine,
 )
-from saccade.rollouts.ray.executor import connect_executor
+from saccade.rollouts.executors import connect_executor
 from saccade.runs.run_folder import RESUMABLE_KEYS, Run
 from saccade.runs.run_lock import TRAINING, RunLock
 from saccade.runs.validation import (

@@ -12,8 +12,9 @@ def check_staleness(recipe: Recipe, has_separate_weights: bool) -> None:
     max_staleness = recipe.rl.max_staleness
     if max_staleness and not has_separate_weights:
         raise ConfigError(
-            f"rl.max_staleness={max_staleness} needs an engine with its own weights (vllm or sglang); "
-            f"{recipe.engine.name} shares the trainer's. Set rl.max_staleness=0",
+            f"rl.max_staleness={max_staleness} needs rollouts with their own weights, and {recipe.engine.name} shares "
+            "the trainer's. Set rollouts.executor=processes, an engine with servers (vllm or sglang), or "
+            "rl.max_staleness=0",
             key="rl.max_staleness",
             value=max_staleness,
         )

@@ -22,6 +22,7 @@ from torch import Tensor
 from saccade.config.schema import SftConfig
 from saccade.environments.task_environments import TaskEnvironments
 from saccade.errors import DataError
+from saccade.media.cache import LRUCache
 from saccade.protocols import Context
 from saccade.rollouts.components import TrainingComponents, apply_sft_settings
 from saccade.training import checkpoint
@@ -45,6 +46,10 @@ from saccade.utils.hashing import derive_seed
 
 LogStep = Callable[[Mapping[str, float]], None]
 MAX_EMPTY_DRAWS = 1000  # in a row
+_MAX_CACHE_BYTES, _BYTES_PER_TOKEN = 2**28, 100  # of samples in memory
+
+# The samples of demonstrations that were replayed before, by the demonstration's id: it outlives the cache.
+ReplayCache = LRUCache[int, tuple[TrainingSample, ...]]
 
 
 async def train(
@@ -221,15 +226,18 @@ async def iterate_batches(
 
     The next samples are drawn while the current ones are trained. The position stays 0 with `order: with_replacement`.
     """
-    settings = components.recipe.sft
+    settings, cache = components.recipe.sft, ReplayCache(_MAX_CACHE_BYTES)
 
     async def draw(step: int, position: int) -> tuple[list[TrainingSample], int]:
         if settings.order == "shuffled_epochs":
-            return await draw_in_epochs(components, prefix_groups, settings, position)
+            return await draw_in_epochs(components, prefix_groups, settings, position, cache)
         is_warmup, seed = step < round(settings.auxiliary_warmup * settings.steps), components.recipe.seed
         fraction = 1.0 if is_warmup else settings.auxiliary_fraction
         seed = derive_seed(seed, "sft", step)
-        return await draw_samples(components, prefix_groups, settings, seed, auxiliary_fraction=fraction), 0
+        samples = await draw_samples(
+            components, prefix_groups, settings, seed, auxiliary_fraction=fraction, cache=cache
+        )
+        return samples, 0
 
     next_draw = asyncio.create_task(draw(first_step, first_position))
     try:
@@ -247,6 +255,7 @@ async def draw_in_epochs(
     prefix_groups: PrefixGroups,
     settings: SftConfig,
     position: int,
+    cache: ReplayCache | None = None,
 ) -> tuple[list[TrainingSample], int]:
     """Return the samples of one step from `position` on, and the position after them.
 
@@ -261,7 +270,7 @@ async def draw_in_epochs(
             num_units = count_units(prefix_groups, settings.demonstrations_per_prefix)
             epoch = position // num_units
             units = shuffle_units(prefix_groups, settings.demonstrations_per_prefix, seed=seed, epoch=epoch)
-        new_samples = await _replay(components, units[position % len(units)], rollout_context)
+        new_samples = await _replay(components, units[position % len(units)], rollout_context, cache)
         num_empty_draws = 0 if new_samples else num_empty_draws + 1
         require_samples(num_empty_draws)
         num_tokens += sum(tree.num_tokens for tree in build_prefix_trees(new_samples, settings.pack_length))
@@ -295,6 +304,7 @@ async def draw_samples(
     seed: int,
     *,
     auxiliary_fraction: float,
+    cache: ReplayCache | None = None,
 ) -> list[TrainingSample]:
     """Draw random prefix groups, up to `settings.demonstrations_per_prefix` of each, for one step's tokens.
 
@@ -309,7 +319,7 @@ async def draw_samples(
         is_auxiliary = not main or (auxiliary and rng.random() < auxiliary_fraction)
         group = prefix_groups[rng.choice(auxiliary if is_auxiliary else main)]
         chosen = rng.sample(group, min(len(group), settings.demonstrations_per_prefix))
-        new_samples = await _replay(components, chosen, rollout_context)
+        new_samples = await _replay(components, chosen, rollout_context, cache)
         num_empty_draws = 0 if new_samples else num_empty_draws + 1
         require_samples(num_empty_draws)
         num_tokens += sum(tree.num_tokens for tree in build_prefix_trees(new_samples, settings.pack_length))
@@ -318,13 +328,22 @@ async def draw_samples(
 
 
 async def _replay(
-    components: TrainingComponents, demonstrations: Sequence[Demonstration], ctx: Context
+    components: TrainingComponents,
+    demonstrations: Sequence[Demonstration],
+    ctx: Context,
+    cache: ReplayCache | None = None,
 ) -> list[TrainingSample]:
-    """Return the samples of demonstrations; those that can't be learned are left out if the recipe skips them."""
+    """Return the samples of demonstrations; those that can't be learned are left out if the recipe skips them.
+
+    With a `cache` a demonstration that shows its task's own media alone is replayed once.
+    """
     settings, samples = components.recipe.sft, list[TrainingSample]()
     for demonstration in demonstrations:
+        if cache and (cached := cache.get(id(demonstration))):
+            samples += cached
+            continue
         try:
-            samples += await replay_demonstration(
+            replayed = await replay_demonstration(
                 demonstration,
                 components.environments(demonstration.task),
                 ctx,
@@ -333,6 +352,13 @@ async def _replay(
         except DataError:  # the check before the first step decodes no frame and runs no code
             if settings.on_bad_demonstration == "refuse":
                 raise
+            continue
+        files = {media.path for media in demonstration.task.media}
+        # Images that tools make are files that may have been deleted later.
+        if cache and all(image.path in files for sample in replayed for image in sample.ledger.images()):
+            num_tokens = sum(len(sample.ledger) for sample in replayed)
+            cache.put(id(demonstration), tuple(replayed), num_tokens * _BYTES_PER_TOKEN)
+        samples += replayed
     return samples
 
 

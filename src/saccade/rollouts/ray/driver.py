@@ -32,9 +32,9 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from saccade.errors import RunError, SaccadeError
-from saccade.rollouts.ray import messages
-from saccade.rollouts.ray.messages import DriverSetup, GroupKey, GroupRequest, GroupResult, RunStatus, WorkerStatus
-from saccade.rollouts.ray.worker import RolloutWorker
+from saccade.rollouts import messages
+from saccade.rollouts.messages import DriverSetup, GroupKey, GroupRequest, GroupResult, RunStatus, WorkerStatus
+from saccade.rollouts.worker import RolloutWorker
 
 NAMESPACE = "saccade"  # of the workers' names on a cluster
 _MAX_CALLS = 10_000  # concurrent calls of a worker, heartbeats included

@@ -5,9 +5,7 @@
                                    └── results; a driver that ends is replaced, and gets the open groups again
 
 A group runs once: its result stays here from the moment it arrives, whatever happens to workers, nodes or the head. A
-group that was lost before runs again with the same seeds, so the episodes are those of a run without losses. Workers
-compute the rewards of single episodes, judges included, unless `rollouts.ray.scoring` says otherwise; rewards of groups
-are computed here.
+group that was lost before runs again with the same seeds, so the episodes are those of a run without losses.
 
 A weight sync of the trainer's engine copies the weights while workers continue; it pauses them for the switch alone,
 and sends them its state. This process never imports Ray, which ends a process whose head is restarted.
@@ -15,10 +13,6 @@ and sends them its state. This process never imports Ray, which ends a process w
 
 import asyncio
 import contextlib
-import functools
-import importlib.util
-import inspect
-import itertools
 import logging
 import math
 import multiprocessing
@@ -27,34 +21,19 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from saccade import plugins
-from saccade.config.schema import Recipe
 from saccade.errors import BrokenEngineError, ConfigError, SaccadeError
-from saccade.protocols import Context, Engine, EnvironmentFactory, FollowerEngine, ScoreResult, WeightSource
-from saccade.rollouts.components import RolloutComponents, remove_group_rewards, remove_rewards
-from saccade.rollouts.ray import messages
-from saccade.rollouts.ray.messages import (
-    DriverSetup,
-    EpisodeRequest,
-    GroupKey,
-    GroupRequest,
-    GroupResult,
-    WorkerSetup,
-)
-from saccade.rollouts.restart_on_update import RestartOnUpdate
-from saccade.rollouts.runner import RunEpisode, run_episode
-from saccade.types import Episode, Task
+from saccade.protocols import FollowerEngine, WeightSource
+from saccade.rollouts import messages
+from saccade.rollouts.components import RolloutComponents
+from saccade.rollouts.messages import DriverSetup, GroupKey, GroupRequest, GroupResult
+from saccade.rollouts.worker_executor import EngineWithWorkers, WorkerExecutor
 from saccade.utils.files import convert_file_errors, open_file
 
-C = TypeVar("C", bound=RolloutComponents)
 LOG_FILE = "logs/ray.log"  # of a run: what the driver and all workers print
-_LIBRARY_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_PROGRESS_BARS")
-_CANCEL_SECONDS = 30.0  # to wait for the finished episodes of a cancelled group
 _CLOSE_SECONDS = 20.0  # for the driver to end
 _CONNECTION_SECONDS = 180.0  # for a driver to connect; Ray's own call may wait forever
 _FIRST_CONNECTION_SECONDS = 60.0  # as long as a running cluster could never be reached: it seems that there is none
@@ -62,146 +41,38 @@ _MAX_BACKOFF = 15.0  # seconds between two drivers
 _logger = logging.getLogger("saccade")
 
 
-def connect_executor(components: C, folder: Path, *, has_rewards: bool = True) -> C:
-    """Return the components with the executor of their recipe, for a run in `folder`.
+class RayExecutor(WorkerExecutor):
+    """Runs groups on Ray workers; the first group starts the driver process.
 
-    With the executor `ray`, the engine's `sync_weights` syncs the workers, too, and its `close` ends them. Without
-    `has_rewards` the episodes are scored by other functions than the recipe's rewards, so workers score nothing. Raises
-    ConfigError if the recipe can't be run by its executor.
+    Its calls raise RunError if their workers are lost again and again, BrokenEngineError if no worker is up for
+    `rollouts.ray.down_timeout` seconds.
     """
-    recipe = components.recipe
-    check_executor(recipe)
-    if recipe.rollouts.executor == "local":
-        return components
-    executor = RayExecutor(components, folder.resolve(), has_rewards=has_rewards)
-    if isinstance(components.engine, FollowerEngine):
-        components.engine.set_switch_guard(executor.pause)
-    engine: Any = _EngineWithWorkers(components.engine, executor)
-    return replace(components, engine=engine, executor=executor)
-
-
-def check_executor(recipe: Recipe) -> None:
-    """Raise ConfigError if the recipe's executor is not installed, or can't be used with its engine."""
-    if recipe.rollouts.executor == "local":
-        return
-    if not plugins.get_attribute("engines", recipe.engine.name, "has_separate_weights"):
-        raise ConfigError(
-            f"rollouts.executor=ray needs an engine with servers (vllm, sglang or chat_completions), since its workers "
-            f"have no weights; engine.name={recipe.engine.name} runs the model in the trainer. Set "
-            "rollouts.executor=local",
-            key="rollouts.executor",
-            value=recipe.engine.name,
-        )
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError(
-            "rollouts.executor=ray needs the package ray; install it: pip install 'saccade[ray]'",
-            key="rollouts.executor",
-            value="ray",
-        )
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _OpenGroup:
-    request: GroupRequest
-    result: "asyncio.Future[GroupResult]"
-    is_cancelled: bool = False
-
-
-class RayExecutor:
-    """Runs groups on Ray workers; the first group starts the driver process. See `collect.RolloutExecutor`."""
 
     def __init__(self, components: RolloutComponents, folder: Path, *, has_rewards: bool = True) -> None:
-        recipe, generated_dir = components.recipe, Path(components.media.generated_dir or folder / "images").absolute()
-        self._config, self._folder, self._generated_dir = recipe.rollouts.ray, folder, generated_dir
-        model = {"model.path": str(Path(recipe.model.path).absolute())} if recipe.model.path else {}
-        self._is_scored = has_rewards and self._config.scoring == "workers"
-        select_rewards = remove_group_rewards if self._is_scored else remove_rewards
-        self._recipe, self._engine = select_rewards(recipe).with_values(model), components.engine
-        self._open_groups: dict[GroupKey, _OpenGroup] = {}
-        self._call_numbers = itertools.count()
+        self._config, self._engine = components.recipe.rollouts.ray, components.engine
+        computes_rewards = has_rewards and self._config.scoring == "workers"
+        super().__init__(components, folder, computes_rewards=computes_rewards, values={})
         self._driver_task: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Any = None
         self._is_connected = self._is_closing = False  # whether the driver has connected to the cluster; `close`
         self._was_connected = False  # whether any driver has
-        self._failure: SaccadeError | None = None  # no group can run any more
         self._pause_done: asyncio.Future[None] | None = None  # of the weight sync under way
         self._sync_state: Any = None
         self._num_up = self._num_lost = self._num_rerun = self._num_drivers_lost = 0
         self._wait_seconds: list[float] = []  # of the groups since the last `pop_metrics`
-        self._num_images = Counter(
-            decoded_images=0, images_from_store=0
-        )  # of the workers, since the last `pop_metrics`
         self._last_up, self._last_reason = 0.0, "no worker has started yet"
 
     # ---- groups ------------------------------------------------------------------------------------------------------
 
-    async def run_episodes(
-        self,
-        task: Task,
-        make_environment: EnvironmentFactory,
-        contexts: Sequence[Context],
-        *,
-        run_fn: RunEpisode,
-        on_discarded: Callable[[Episode], None],
-    ) -> tuple[list[Episode], Sequence[ScoreResult] | None]:
-        """Run a group's episodes on one worker; see `collect.RolloutExecutor`.
-
-        Of the live events only `end` is emitted. Raises what an episode or a reward raises; RunError if its workers are
-        lost again and again, BrokenEngineError if no worker is up for `rollouts.ray.down_timeout` seconds.
-        """
-        restart_on_update = run_fn.__self__ if inspect.ismethod(run_fn) else None
-        if run_fn is not run_episode and not isinstance(restart_on_update, RestartOnUpdate):
-            message = f"rollouts.executor=ray can't run episodes by {run_fn!r}; set rollouts.executor=local"
-            raise ConfigError(message, key="rollouts.executor", value="ray")
-        request = GroupRequest(
-            key=GroupKey(next(self._call_numbers), task.digest, contexts[0].seed),
-            task=task,
-            environment_settings=_get_settings(make_environment),
-            episodes=tuple(
-                EpisodeRequest(
-                    seed=ctx.seed,
-                    sampling=ctx.sampling,
-                    frame_budget=ctx.frame_budget,
-                    episode_timeout=ctx.episode_timeout,
-                )
-                for ctx in contexts
-            ),
-            restarts_on_update=restart_on_update is not None,
-            media_files=tuple(file for file in _list_files(task) if os.path.exists(file)),
-            is_scored=self._is_scored,
-        )
-        result = await self._run(request, on_discarded)
-        if isinstance(restart_on_update, RestartOnUpdate):
-            restart_on_update.add_metrics(result.restarts)
-        self._wait_seconds.append(result.wait_seconds)
-        self._num_images.update(result.media)
-        for ctx, episode in zip(contexts, result.episodes, strict=True):
-            ctx.emit_event("end", episode=episode)
-        return [*result.episodes], result.graded
-
-    async def _run(self, request: GroupRequest, on_discarded: Callable[[Episode], None]) -> GroupResult:
-        self._start()
-        group = _OpenGroup(request=request, result=asyncio.get_running_loop().create_future())
-        self._open_groups[request.key] = group
-        if self._is_connected:
+    def _submit(self, request: GroupRequest) -> None:
+        if self._is_connected:  # else the next driver receives it
             self._send(messages.RunGroup(request))
-        try:
-            result = await asyncio.shield(group.result)
-        except asyncio.CancelledError:
-            group.is_cancelled = True
-            if self._is_connected:
-                self._send(messages.Cancel(request.key))
-                with contextlib.suppress(TimeoutError, SaccadeError):
-                    async with asyncio.timeout(_CANCEL_SECONDS):
-                        for episode in (await group.result).episodes:
-                            on_discarded(episode)
-            raise
-        finally:
-            del self._open_groups[request.key]
-        if result.error is not None:
-            raise result.error
-        return result
+
+    def _cancel(self, key: GroupKey) -> bool:
+        if self._is_connected:
+            self._send(messages.Cancel(key))
+        return self._is_connected
 
     def pop_metrics(self) -> Mapping[str, float]:
         """Return what happened to workers since the last call; see docs/metrics.md."""
@@ -240,22 +111,15 @@ class RayExecutor:
 
     # ---- the driver process ------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the driver; see `WorkerExecutor.start`."""
         self._raise_failure()
         if self._driver_task is None:
             self._last_up = asyncio.get_running_loop().time()
             self._driver_task = asyncio.create_task(self._keep_driver())
 
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise type(self._failure)(str(self._failure), key=self._failure.key, value=self._failure.value)
-
     def _fail(self, error: SaccadeError) -> None:
-        """End all open groups, and a pause, with an error."""
-        self._failure = error
-        for group in self._open_groups.values():
-            if not group.result.done():
-                group.result.set_exception(error)
+        super()._fail(error)
         if self._pause_done is not None and not self._pause_done.done():
             self._pause_done.set_exception(error)
 
@@ -345,9 +209,8 @@ class RayExecutor:
     def _handle(self, message: object) -> None:
         match message:
             case messages.Finished(result):
-                group = self._open_groups.get(result.key)
-                if group is not None and not group.result.done():
-                    group.result.set_result(result)
+                self._wait_seconds.append(result.wait_seconds)
+                self._finish(result)
             case messages.ClusterStatus():
                 self._handle_status(message)
             case messages.Paused():
@@ -385,23 +248,10 @@ class RayExecutor:
             self._connection.send(message)
 
     def _build_setup(self) -> DriverSetup:
-        probe_file = self._generated_dir / ".ray"
-        with convert_file_errors(probe_file):
-            self._generated_dir.mkdir(parents=True, exist_ok=True)
-            probe_file.touch()
-        return DriverSetup(
-            run=self._folder.name,
-            config=self._config,
-            worker=WorkerSetup(
-                recipe=self._recipe,
-                generated_dir=str(self._generated_dir),
-                probe_file=str(probe_file),
-                working_dir=os.getcwd(),
-                environment={name: os.environ[name] for name in _LIBRARY_VARIABLES if name in os.environ},
-                num_cpus=math.ceil(self._config.cpus_per_worker),
-                is_pinned=self._config.pin_cpus and self._config.cpus_per_worker > 0,
-            ),
-        )
+        cpus = self._config.cpus_per_worker
+        is_pinned = self._config.pin_cpus and cpus > 0
+        worker = self._build_worker_setup(num_cpus=math.ceil(cpus), is_pinned=is_pinned)
+        return DriverSetup(run=self._folder.name, config=self._config, worker=worker)
 
     async def close(self) -> None:
         """End the driver and, with it, the workers."""
@@ -418,14 +268,8 @@ class RayExecutor:
         await asyncio.gather(task, return_exceptions=True)
 
 
-class _EngineWithWorkers:
-    """The trainer's engine, whose weight syncs include the executor's workers."""
-
-    def __init__(self, engine: Engine, executor: RayExecutor) -> None:
-        self._engine, self._executor = engine, executor
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
+class RayEngine(EngineWithWorkers):
+    """The trainer's engine, whose weight syncs include Ray workers."""
 
     async def sync_weights(self, source: WeightSource, version: int) -> Mapping[str, float] | None:
         """Sync the weights; the workers are paused while servers switch. See protocols.Engine."""
@@ -437,21 +281,3 @@ class _EngineWithWorkers:
                 value="ray",
             )
         return await self._engine.sync_weights(source, version)
-
-    async def close(self) -> None:
-        """End the workers and close the engine."""
-        try:
-            await self._executor.close()
-        finally:
-            await self._engine.close()
-
-
-def _get_settings(make_environment: EnvironmentFactory) -> Mapping[str, Any]:
-    if isinstance(make_environment, functools.partial) and not make_environment.args:
-        return make_environment.keywords
-    message = f"rollouts.executor=ray can't run the environment {make_environment!r}, which is none of the recipe's"
-    raise ConfigError(message, key="rollouts.executor", value="ray")
-
-
-def _list_files(task: Task) -> list[str]:
-    return [media.path for media in task.media]

@@ -9,8 +9,8 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util import list_named_actors
 
 from saccade.errors import RunError, convert_errors
+from saccade.rollouts.messages import WorkerStatus
 from saccade.rollouts.ray.driver import NAMESPACE, connect
-from saccade.rollouts.ray.messages import WorkerStatus
 
 _STATUS_SECONDS = 10.0  # for a worker to respond
 

@@ -25,6 +25,7 @@ PACKAGED_FOLDER = Path(__file__).parent / "sets"
 # One thread, since two runs share the machine; 48 episodes to train on out of 64 rollouts.
 COMMON_SETTINGS = (
     "model.num_threads=1",
+    "rollouts.executor=local",
     "synthetic.validation=1",
     "synthetic.test=24",
     "rl.prompts_per_step=6",

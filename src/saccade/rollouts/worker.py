@@ -1,11 +1,12 @@
 """A rollout worker: runs groups of episodes with its own engine client, media cache and sandboxes.
 
-    driver ──run_group──────> RolloutWorker ──run_episode──> the engine's servers; sandboxes and media of this node
+    caller ──run_group──────> RolloutWorker ──run_episode──> the engine's servers; sandboxes and media of this node
            ──score_group────>               ──score_fn─────> rewards of single episodes, judges
            ──pause, resume──>
 
-The driver makes it an actor of Ray; this module doesn't import Ray. It holds no weights: `engine.follow` is all that it
-learns of a weight sync. Ray restarts an actor without its state, so every group carries the state of the last sync.
+The driver of a Ray cluster makes it an actor; this module doesn't import Ray. There it holds no weights:
+`engine.follow` is all that it learns of a weight sync. Ray restarts an actor without its state, so every group carries
+the state of the last sync. In a process of the executor `processes` its engine holds a copy of the weights.
 """
 
 import asyncio
@@ -28,9 +29,9 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from saccade import sandbox
 from saccade.errors import RunError, SaccadeError, convert_errors
-from saccade.protocols import FollowerEngine, ScoreResult
+from saccade.protocols import Engine, FollowerEngine, ScoreResult
 from saccade.rollouts.collect import await_episodes
-from saccade.rollouts.ray.messages import (
+from saccade.rollouts.messages import (
     LOG_FORMAT,
     GroupKey,
     GroupRequest,
@@ -88,6 +89,13 @@ class RolloutWorker:
         except SaccadeError as error:
             return _make_picklable(error)
         return None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, after a successful `start`."""
+        # Ray has restarted the actor: the driver treats the failure as a lost worker.
+        assert self._components is not None, "the worker was restarted"
+        return self._components.engine
 
     async def run_group(self, request: GroupRequest, sync_state: Any) -> GroupResult | None:
         """Run a group's episodes with the weights of `sync_state`; an error is a part of the result.

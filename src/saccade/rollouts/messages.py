@@ -1,7 +1,9 @@
-"""Define what the executor, the driver process and the rollout workers send each other; every message is pickled.
+"""Define what executors with workers, the driver process and the workers send each other; every message is pickled.
 
-    executor ──RunGroup, Cancel, Pause, Resume──> driver ──method calls──> workers
-    executor <──Finished, Paused, ClusterStatus, Fatal, Unreachable── driver <──results── workers
+    Ray:        executor ──RunGroup, Cancel, Pause, Resume──> driver ──method calls──> workers
+                executor <──Finished, Paused, ClusterStatus, Fatal, Unreachable── driver <──results── workers
+    processes:  executor ──WorkerSetup, RunGroups, Cancel, LoadWeights──> a worker's process
+                executor <──Finished, Synced, Fatal── a worker's process
 
 A group is identified by its key wherever it runs: see `GroupKey`.
 """
@@ -119,7 +121,7 @@ class DriverSetup:
     worker: WorkerSetup
 
 
-# ---- from the executor to the driver ---------------------------------------------------------------------------------
+# ---- from the executor -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,21 @@ class RunGroup:
     """Run a group."""
 
     request: GroupRequest
+
+
+@dataclass(frozen=True, slots=True)
+class RunGroups:
+    """Run groups that start together."""
+
+    requests: Sequence[GroupRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWeights:
+    """Sample from other weights, as soon as unfinished replies have ended; answered by `Synced`."""
+
+    state: bytes  # a state dict as torch saves it
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +167,10 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End the workers and the driver."""
+    """End the workers, and the driver."""
 
 
-# ---- from the driver to the executor ---------------------------------------------------------------------------------
+# ---- to the executor -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +178,13 @@ class Finished:
     """A group has a result."""
 
     result: GroupResult
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """A worker's process samples from the weights of this version."""
+
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
