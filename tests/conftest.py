@@ -105,7 +105,9 @@ def vllm_server(tmp_path_factory):
     class Extended(ServerProcessConfig):
         def build_environment(self):
             # Without compilation, which --enforce-eager leaves to the sampler, it starts half a minute sooner.
+            # Without a process of its own for the worker, it imports vLLM twice instead of three times.
             more = {"PYTHONPATH": str(Path(__file__).parent / "engines" / "in_vllm"), "TORCHDYNAMO_DISABLE": "1"}
+            more |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
             return {**super().build_environment(), **more}
 
     python = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
@@ -154,4 +156,5 @@ def export_with_adapters(base, run_folder, target):
     export_checkpoint(run_folder, target)
 
 
-EAGER = ("--enforce-eager", "--max-num-seqs", "64")  # nothing is compiled: it starts sooner
+# Nothing is compiled, so it starts sooner.
+EAGER = ("--enforce-eager", "--max-num-seqs", "64", "--distributed-executor-backend", "uni")

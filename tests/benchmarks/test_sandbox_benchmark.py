@@ -46,7 +46,11 @@ def test_every_figure_is_measured(benchmark, monkeypatch, tmp_path, starts_inter
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("disabled_layers", "episodes"),
-    [((), 12), (("namespaces",), 12), pytest.param((), 2000, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])],
+    [
+        ((), 12),
+        pytest.param(("namespaces",), 12, marks=pytest.mark.soak),
+        pytest.param((), 2000, marks=[pytest.mark.soak, pytest.mark.timeout(1200)]),
+    ],
 )
 def test_a_soak_finds_no_leaks(benchmark, disabled_layers, episodes):
     server = ForkServerClient.start(disabled_layers=disabled_layers)

@@ -183,7 +183,7 @@ def wait_until_ready(process):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.soak)])
 def test_stopping_leaves_no_process(model, tmp_path, start_server, number):
     python = make_python(tmp_path, RESPONDS)
     process = start_server(model, "--python", python, "--port", free_port(), "--log", tmp_path / "log")

@@ -52,7 +52,7 @@ def interrupt_sft(folder, model, dataset_folder, *, at):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [1, 3])  # before the first checkpoint, after it
+@pytest.mark.parametrize("at", [pytest.param(1, marks=pytest.mark.soak), 3])  # before the first checkpoint, after it
 def test_rl_rejects_an_unfinished_sft(tmp_path, tiny_folder, dataset_folder, at):
     folder = tmp_path / "run"
     start = interrupt_sft(folder, tiny_folder, dataset_folder, at=at)

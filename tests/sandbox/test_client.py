@@ -257,9 +257,16 @@ asyncio.run(main())
 """
 
 
+# With all layers for each signal; without namespaces for the one that lets no handler run.
 @pytest.mark.slow
-@pytest.mark.parametrize("disabled_layers", [(), ("namespaces",)])
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("signal_number", "disabled_layers"),
+    [
+        *((number, ()) for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)),
+        (signal.SIGKILL, ("namespaces",)),
+        *(pytest.param(n, ("namespaces",), marks=pytest.mark.soak) for n in (signal.SIGTERM, signal.SIGINT)),
+    ],
+)
 def test_all_processes_exit_with_the_host(disabled_layers, signal_number):
     command = [sys.executable, "-c", HOST, str(Path(__file__).parent), *disabled_layers]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as host:

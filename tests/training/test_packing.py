@@ -458,8 +458,15 @@ def test_the_next_micro_batch_is_loaded_while_one_is_used(backbone):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
-@pytest.mark.parametrize("settings", [{"trained_weights": "language_model"}, {"lora_rank": 2}])
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("qwen3_vl", {"trained_weights": "language_model"}),
+        ("qwen2_5_vl", {"lora_rank": 2}),
+        pytest.param("qwen2_5_vl", {"trained_weights": "language_model"}, marks=pytest.mark.soak),
+        pytest.param("qwen3_vl", {"lora_rank": 2}, marks=pytest.mark.soak),
+    ],
+)
 def test_a_frozen_tower_encodes_each_image_once_per_update(family, settings, tmp_path):
     if "lora_rank" in settings:
         pytest.importorskip("peft")

@@ -292,7 +292,7 @@ def load_skipping(workspace, *overrides, weights):
     return with_reward(workspace.load_components(*overrides, weights=weights), compute_reward)
 
 
-@pytest.mark.parametrize("num_updates", [1, 2])
+@pytest.mark.parametrize("num_updates", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_steps_with_different_numbers_of_updates(workspace, trained_weights, tmp_path, num_updates):
     """Learning rates and the optimizer's step counts are right, and a resumed run equals the uninterrupted one."""
     overrides = (f"rl.epochs_per_batch={num_updates}", "rl.optim={warmup_steps: 0, schedule: linear}")
