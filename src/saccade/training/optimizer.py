@@ -3,8 +3,9 @@
 With Muon the other parameters are AdamW's.
 """
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from saccade.utils.files import require_regular
 
 STATE_FILE = "optimizer.pt"  # of a checkpoint
 STATE_FOLDER = "sharded"  # in its place if several processes train: their parts of weights and optimizer
+_MAX_SMALL_VALUES = 2**18  # of a parameter: on a CPU several threads take longer than one to update it
 
 
 def compute_learning_rate(settings: OptimizerConfig, step: int, num_steps: int) -> float:
@@ -39,6 +41,17 @@ def compute_learning_rate(settings: OptimizerConfig, step: int, num_steps: int) 
     else:
         decay = 1.0 - progress if settings.schedule == "linear" else 1.0
     return settings.lr * warmup * decay
+
+
+@contextlib.contextmanager
+def _limit_threads(num_threads: int) -> Iterator[None]:
+    """Let torch use so many threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +88,7 @@ class Optimizer:
             elif weight.dtype != torch.float32:
                 updated[name] = weight.detach().float()
         self._updated_parameters = updated
+        self._are_small = all(value.is_cpu and value.numel() <= _MAX_SMALL_VALUES for value in updated.values())
         self._master_copies = [(trainable[name], copy) for name, copy in updated.items() if copy is not trainable[name]]
         # Muon is for matrices inside layers and blocks; AdamW for embeddings, norms, biases and the rest.
         matrices, rest = list[Tensor](), list[Tensor]()
@@ -125,9 +139,10 @@ class Optimizer:
             raise self._build_error(f"{reason}, so no weight was changed")
         nn.utils.clip_grads_with_norm_(updated.values(), self._settings.max_grad_norm, local_norm)
         self.num_updates += 1  # before, since an interrupted one may have changed weights
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        with _limit_threads(1) if self._are_small else contextlib.nullcontext():
+            for optimizer in self.optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
             # Only the model's weights are rounded; the master copies keep full precision.
             for parameter, copy in self._master_copies:
