@@ -22,8 +22,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import IO
 
-from saccade.errors import BrokenEngineError, SaccadeError
+from saccade.errors import BrokenEngineError, RunError, SaccadeError, convert_errors
 from saccade.protocols import Engine, WeightSource
 from saccade.rollouts import messages
 from saccade.rollouts.components import RolloutComponents
@@ -41,6 +42,7 @@ class _Worker:
     connection: Connection
     keys: set[GroupKey] = field(default_factory=set)  # of its groups in progress
     synced: asyncio.Event = field(default_factory=asyncio.Event)  # whether it has the newest weights
+    reader: threading.Thread | None = None
 
 
 class ProcessExecutor(WorkerExecutor):
@@ -57,7 +59,6 @@ class ProcessExecutor(WorkerExecutor):
         self._workers: list[_Worker] = []
         self._weights: messages.LoadWeights | None = None  # None: those of the recipe's `model.path`
         self._unsent: list[GroupRequest] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     # ---- groups ------------------------------------------------------------------------------------------------------
 
@@ -118,31 +119,33 @@ class ProcessExecutor(WorkerExecutor):
         self._raise_failure()
         if self._workers:
             return
-        self._loop, setup = asyncio.get_running_loop(), self._build_worker_setup()
-        log_path = self._folder / LOG_FILE
+        setup, log_path = self._build_worker_setup(), self._folder / LOG_FILE
         with convert_file_errors(log_path):
             log_path.parent.mkdir(parents=True, exist_ok=True)
             log = open_file(log_path, "ab")
-        with log:
+        with log, convert_errors(RunError, "a rollout process can't start", key="rollouts.executor"):
             for number in range(self._num_processes):
-                ours, theirs = multiprocessing.Pipe()
-                with theirs:
-                    process = subprocess.Popen(
-                        [sys.executable, "-m", "saccade.rollouts.worker_process", str(theirs.fileno()), str(number)],
-                        pass_fds=[theirs.fileno()],
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        start_new_session=True,  # Ctrl-C in a terminal reaches the trainer alone
-                    )
-                worker = _Worker(process=process, connection=ours)
-                self._workers.append(worker)
-                self._send(worker, setup)
-                if self._weights is not None:
-                    self._send(worker, self._weights)
-                threading.Thread(
-                    target=self._read, args=(worker, self._loop), name="saccade-rollouts", daemon=True
-                ).start()
+                self._start_process(number, setup, log)
+
+    def _start_process(self, number: int, setup: messages.WorkerSetup, log: IO[bytes]) -> None:
+        ours, theirs = multiprocessing.Pipe()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "saccade.rollouts.worker_process", str(theirs.fileno()), str(number)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in a terminal reaches the trainer alone
+            )
+        worker = _Worker(process=process, connection=ours)
+        self._workers.append(worker)
+        self._send(worker, setup)
+        if self._weights is not None:
+            self._send(worker, self._weights)
+        loop = asyncio.get_running_loop()
+        worker.reader = threading.Thread(target=self._read, args=(worker, loop), name="saccade-rollouts", daemon=True)
+        worker.reader.start()
 
     def _read(self, worker: _Worker, loop: asyncio.AbstractEventLoop) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop is closed
@@ -190,6 +193,8 @@ class ProcessExecutor(WorkerExecutor):
                 await asyncio.to_thread(worker.process.wait, _CLOSE_SECONDS)
             worker.process.kill()
             await asyncio.to_thread(worker.process.wait)
+            if worker.reader is not None:  # it reads the connection to its end
+                await asyncio.to_thread(worker.reader.join)
             worker.connection.close()
 
 
