@@ -94,8 +94,8 @@ def train(recipe: Recipe, home: Path, weights: Path) -> TrainingTimes:
         rows.append(values)
 
     torch.set_num_threads(recipe.model.num_threads)
-    if runs_model_here(recipe):
-        recipe = recipe.with_values({"rollouts.executor": "processes"})
+    executor = "processes" if runs_model_here(recipe) else "local"
+    recipe = recipe.with_values({"rollouts.executor": executor})
     tasks = pipeline.load_training_tasks(home, recipe)
     with tempfile.TemporaryDirectory() as folder:
         components = connect_executor(pipeline.load_training_components(recipe, weights), Path(folder))

@@ -28,6 +28,17 @@ def spread(episode, *, log: str) -> float:
         file.write(f"{os.getpid()}\\n")
     return sum(episode.ledger.sampled_tokens()) % 11
 """
+# Raises an error that can't be unpickled.
+REFUSING = """
+from saccade.errors import ConfigError
+
+class Refused(ConfigError):
+    def __init__(self, task, reason):
+        super().__init__(f"{task}: {reason}", key="rewards.refusing", value=task)
+
+def refusing(episode) -> float:
+    raise Refused(episode.task.id, "no")
+"""
 # Kills its process once.
 FATAL = """
 import os, signal
@@ -54,7 +65,7 @@ PROCESSES = [*RL, "rl.steps=2", "rollouts.executor=processes", "sampling.max_tok
 
 def write_reward(folder, code, **settings):
     """Write a reward's file; return the setting that adds it to a recipe."""
-    name = code.split("def ")[1].split("(")[0]
+    name = code.rsplit("def ", 1)[1].split("(")[0]
     (path := folder / f"{name}.py").write_text(code)
     own = ", ".join(f"{key}: {value}" for key, value in settings.items())
     return f"rewards={{{path}: {{settings: {{{own}}}}}}}"
@@ -84,10 +95,10 @@ def is_alive(pid):
 def test_processes_sample_from_the_trained_policy_and_a_run_is_reproducible(tmp_path, tiny_folder, dataset_folder):
     start = ["tiny/para_grpo", *PROCESSES, "rl.selection.oversample=1.5", "--model", tiny_folder]
     runs, processes = [tmp_path / "first", tmp_path / "second"], []
-    for folder in runs:
+    for number, folder in enumerate(runs):  # a validation after each step changes no number of the training
         log = tmp_path / f"{folder.name}.log"
-        settings = write_reward(tmp_path, SPREAD, log=log)
-        good("rl", *start, settings, "--data", dataset_folder, "--out", folder)
+        settings = [write_reward(tmp_path, SPREAD, log=log), f"validation.every={number}"]
+        good("rl", *start, *settings, "--data", dataset_folder, "--out", folder)
         processes.append(read_processes(log))
     for pids in processes:
         assert len(set(pids)) == 2
@@ -117,6 +128,12 @@ def test_a_killed_process_ends_a_run_of_overlapping_steps_which_resumes(tmp_path
     assert any(row["staleness_mean"] > 0 for row in rows)
 
 
+def test_an_error_in_a_process_is_the_runs(tmp_path, tiny_folder, dataset_folder):
+    settings = [*PROCESSES, write_reward(tmp_path, REFUSING), "rollouts.num_processes=1"]
+    start = ["tiny/para_grpo", *settings, "--model", tiny_folder, "--data", dataset_folder, "--out", tmp_path / "run"]
+    fail(ConfigError, "rl", *start, key="rewards.refusing")
+
+
 def test_processes_end_with_a_killed_trainer(tmp_path, tiny_folder, dataset_folder):
     log = tmp_path / "log"
     settings = [*PROCESSES, write_reward(tmp_path, ENDLESS, log=log), "rollouts.num_processes=1"]
@@ -138,6 +155,12 @@ def test_an_evaluation_in_processes_has_the_same_results(tmp_path, tiny_folder, 
         results.append([(item.episode.task.id, item.episode.status, item.score.total) for item in scored])
     assert results[0] == results[1]
     assert results[0]
+
+
+def test_a_chat_server_samples_without_processes():
+    recipe = load_recipe("tiny/para_grpo", ["rollouts.executor=processes"])
+    assert pipeline.resolve_target(recipe, "http://127.0.0.1:1")[0].rollouts.executor == "local"
+    assert pipeline.resolve_target(recipe, None)[0].rollouts.executor == "processes"
 
 
 def test_an_engine_with_servers_is_refused():

@@ -18,6 +18,7 @@ from saccade.training.optimizer import Optimizer
 from saccade.training.packing import pack
 from saccade.training.train_step import forward
 from saccade.types import TrainingSample
+from saccade.utils.hashing import derive_seed
 
 
 def draw_samples(workspace, components, *, seed=1, auxiliary_fraction=0.5, settings=None, demonstrations=None):
@@ -225,6 +226,37 @@ def test_samples_depend_on_the_seed_only(drawn_samples, workspace):
     components, samples = drawn_samples
     assert draw_samples(workspace, components, seed=1) == samples
     assert draw_samples(workspace, components, seed=2) != samples
+
+
+@pytest.mark.slow
+def test_a_demonstration_is_replayed_once(workspace, monkeypatch):
+    components = workspace.load_components("sft.steps=6")
+    replayed, replay = [], sft.replay_demonstration
+
+    async def record(demonstration, *arguments, **options):
+        replayed.append(id(demonstration))
+        return await replay(demonstration, *arguments, **options)
+
+    async def draw_steps(groups):
+        return [batch async for _, batch, _ in sft.iterate_batches(components, groups, 0)]
+
+    groups = sft.group_by_prefix(workspace.demonstrations)
+    without_cache = [
+        asyncio.run(
+            sft.draw_samples(
+                components,
+                groups,
+                components.recipe.sft,
+                derive_seed(components.recipe.seed, "sft", step),
+                auxiliary_fraction=components.recipe.sft.auxiliary_fraction,
+            )
+        )
+        for step in range(6)
+    ]
+    monkeypatch.setattr(sft, "replay_demonstration", record)
+    samples = asyncio.run(draw_steps(groups))
+    assert samples == without_cache
+    assert len(replayed) == len(set(replayed)) < sum(map(len, samples))
 
 
 def test_prefix_groups_are_drawn_until_the_step_has_its_tokens(drawn_samples, workspace):

@@ -95,6 +95,7 @@ class ClusterPlanner:
         self._costs, self._episode = measured and measured.costs, episode
         self._num_steps = self._workload.max_staleness + 1 + num_steps
         self._saturated = dict[int, ClusterPlan]()  # by training GPUs: a plan with more servers than it uses
+        # Whether sampling takes no time of the trainer's GPUs; those of rollouts.executor=processes sample there, too.
         self.has_servers = plugins.get_attribute("engines", self._recipe.engine.name, "has_separate_weights")
 
     def find_problem(self, trainer_gpus: int) -> str:

@@ -368,10 +368,15 @@ def demo(
     # A demo interrupted before its folder became a run starts from the beginning.
     resume = resume and (folder / "recipe.yaml").exists()
     recipe = Run.open(folder).recipe if resume and not (name or settings) else None
+    is_new = recipe is None
     if recipe is None:
         recipe = load_recipe(name or (QUICK_DEMO_RECIPE if quick else DEMO_RECIPE), settings)
+    from saccade.rollouts.components import runs_model_here
     from saccade.runs.demo import run_demo
 
+    has_choice = name is not None or any(text.startswith("rollouts") for text in settings)
+    if is_new and not has_choice and runs_model_here(recipe):
+        recipe = recipe.with_values({"rollouts.executor": "processes"})  # RL then samples on two cores
     with show_progress_lines(out) as add_task:
         report_path, tables = run_demo(
             folder, recipe, resume=resume, add_task=add_task, show_text=functools.partial(print_text, out)

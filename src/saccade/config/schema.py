@@ -465,7 +465,7 @@ class MediaConfig(Section):
     # the pixels of a long video take more space than the video
     folder: str | None = None
     disk_bytes: PositiveInt = 2**36  # bytes of that store. The pixels unused for longest are deleted first
-    # threads that decode; 0 = decode in the event loop. null = one thread per CPU (in a rollout worker, per CPU of
+    # threads that decode; 0 = decode in the event loop. null = one thread per CPU (in a Ray worker, per CPU of
     # rollouts.ray.cpus_per_worker). But with the local engine on a CPU null means 0: with threads the order of its
     # requests, and with it their rounding, would depend on time
     decode_threads: NonNegativeInt | None = None

@@ -129,7 +129,7 @@ class Local:
     async def sync_weights(self, source: WeightSource, version: int) -> None:
         """Drop the caches; load the weights, unless the trainer shares this engine's tensors.
 
-        Of weights of its own, running requests are sampled to their end first, and waiting ones start afterwards.
+        If the weights are its own, it first samples running requests to their end; waiting ones start afterwards.
         Raises EngineError if requests are running and the tensors are shared.
         """
         self._drop_cancelled()
@@ -231,7 +231,7 @@ class Local:
     def _count_admissible(self) -> int:
         """Return how many waiting requests get a row, in order; at least one if none is running.
 
-        None while new weights wait for the running requests' end.
+        0 while a weight sync waits for the running requests.
         """
         if self._is_syncing:
             return 0

@@ -10,8 +10,9 @@ An episode waits for the engine and its own tools, never for a sibling; a group 
 runs between passes of the engine; rewards that wait (for a judge, a process) wait concurrently, and only their own
 group waits for them. An exception (a setting or a task that the user must fix) cancels every group and is raised.
 
-Episodes run in this process, or where an executor runs them, such as workers of a Ray cluster (`rollouts/ray`). Workers
-may grade single episodes, too; rewards of groups are computed here.
+Episodes run in this process, or where an executor runs them: in other processes of this machine
+(`rollouts/processes.py`), or in workers of a Ray cluster (`rollouts/ray`). Workers may grade single episodes, too;
+rewards of groups are computed here.
 """
 
 import asyncio

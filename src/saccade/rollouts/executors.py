@@ -31,7 +31,7 @@ def connect_executor(components: C, folder: Path, *, has_rewards: bool = True) -
     executor: ProcessExecutor | RayExecutor
     if recipe.rollouts.executor == "processes":
         executor = ProcessExecutor(components, folder, has_rewards=has_rewards)
-        engine = ProcessEngine(components.engine, executor)
+        engine = ProcessEngine(components.engine, executor, is_overlapped=recipe.rl.max_staleness > 0)
     else:
         executor = RayExecutor(components, folder, has_rewards=has_rewards)
         engine = RayEngine(components.engine, executor)
@@ -41,7 +41,7 @@ def connect_executor(components: C, folder: Path, *, has_rewards: bool = True) -
 
 
 def check_executor(recipe: Recipe) -> None:
-    """Raise ConfigError if the recipe's executor is not installed, or can't be used with its engine."""
+    """Raise ConfigError if the recipe's executor can't be used with its engine, or needs a missing package."""
     name = recipe.engine.name
     if recipe.rollouts.executor == "processes" and not runs_model_here(recipe):
         raise ConfigError(

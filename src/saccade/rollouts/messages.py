@@ -140,7 +140,7 @@ class RunGroups:
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """Sample from other weights, as soon as unfinished replies have ended; answered by `Synced`."""
+    """Load new weights, as soon as unfinished replies have ended; answered by `Synced`."""
 
     state: bytes  # a state dict as torch saves it
     version: int

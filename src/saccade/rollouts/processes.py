@@ -11,38 +11,31 @@ A process that ends takes its groups with it, so no group can run any more: the 
 """
 
 import asyncio
-import contextlib
 import io
-import multiprocessing
-import subprocess
-import sys
-import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
-from typing import IO
 
-from saccade.errors import BrokenEngineError, RunError, SaccadeError, convert_errors
+from saccade.errors import BrokenEngineError, SaccadeError
 from saccade.protocols import Engine, WeightSource
 from saccade.rollouts import messages
+from saccade.rollouts.child_process import ChildProcess
 from saccade.rollouts.components import RolloutComponents
 from saccade.rollouts.messages import GroupKey, GroupRequest
 from saccade.rollouts.worker_executor import EngineWithWorkers, WorkerExecutor
-from saccade.utils.files import convert_file_errors, open_file
+from saccade.utils.cpus import count_cpus
 
 LOG_FILE = "logs/rollouts.log"  # of a run: what the processes print
 _CLOSE_SECONDS = 20.0  # for a process to end
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Worker:
-    process: subprocess.Popen[bytes]
-    connection: Connection
+    process: ChildProcess
     keys: set[GroupKey] = field(default_factory=set)  # of its groups in progress
     synced: asyncio.Event = field(default_factory=asyncio.Event)  # whether it has the newest weights
-    reader: threading.Thread | None = None
 
 
 class ProcessExecutor(WorkerExecutor):
@@ -57,7 +50,8 @@ class ProcessExecutor(WorkerExecutor):
         num_threads = max(recipe.model.num_threads // self._num_processes, 1)
         super().__init__(components, folder, computes_rewards=has_rewards, values={"model.num_threads": num_threads})
         self._workers: list[_Worker] = []
-        self._weights: messages.LoadWeights | None = None  # None: those of the recipe's `model.path`
+        self._version: int | None = None  # of the last weight sync
+        self._first_weights: messages.LoadWeights | None = None  # of that sync, until the processes start
         self._unsent: list[GroupRequest] = []
 
     # ---- groups ------------------------------------------------------------------------------------------------------
@@ -70,22 +64,21 @@ class ProcessExecutor(WorkerExecutor):
     def _send_groups(self) -> None:
         """Send the groups of this iteration of the event loop, each to the process with the fewest in progress."""
         requests, self._unsent = self._unsent, []
-        parts: list[list[GroupRequest]] = [[] for _ in self._workers]
+        parts: dict[_Worker, list[GroupRequest]] = {worker: [] for worker in self._workers}
         for request in requests:
             group = self._open_groups.get(request.key)
-            if group is None or group.is_cancelled or not self._workers:
-                continue
-            number = min(range(len(self._workers)), key=lambda number: len(self._workers[number].keys))
-            self._workers[number].keys.add(request.key)
-            parts[number].append(request)
-        for worker, part in zip(self._workers, parts, strict=True):
+            if group is not None and not group.is_cancelled and self._workers:
+                worker = min(self._workers, key=lambda worker: len(worker.keys))
+                worker.keys.add(request.key)
+                parts[worker].append(request)
+        for worker, part in parts.items():
             if part:
-                self._send(worker, messages.RunGroups(part))
+                worker.process.send(messages.RunGroups(part))
 
     def _cancel(self, key: GroupKey) -> bool:
         for worker in self._workers:
             if key in worker.keys:
-                self._send(worker, messages.Cancel(key))
+                worker.process.send(messages.Cancel(key))
                 return self._failure is None
         return False
 
@@ -104,10 +97,11 @@ class ProcessExecutor(WorkerExecutor):
         self._raise_failure()
         buffer = io.BytesIO()
         torch.save(dict(source.state_dict()), buffer)
-        self._weights = messages.LoadWeights(buffer.getvalue(), version)
+        self._version, weights = version, messages.LoadWeights(buffer.getvalue(), version)
+        self._first_weights = None if self._workers else weights
         for worker in self._workers:
             worker.synced.clear()
-            self._send(worker, self._weights)
+            worker.process.send(weights)
         for worker in self._workers:
             await worker.synced.wait()
         self._raise_failure()
@@ -119,55 +113,37 @@ class ProcessExecutor(WorkerExecutor):
         self._raise_failure()
         if self._workers:
             return
-        setup, log_path = self._build_worker_setup(), self._folder / LOG_FILE
-        with convert_file_errors(log_path):
-            log_path.parent.mkdir(parents=True, exist_ok=True)
-            log = open_file(log_path, "ab")
-        with log, convert_errors(RunError, "a rollout process can't start", key="rollouts.executor"):
-            for number in range(self._num_processes):
-                self._start_process(number, setup, log)
-
-    def _start_process(self, number: int, setup: messages.WorkerSetup, log: IO[bytes]) -> None:
-        ours, theirs = multiprocessing.Pipe()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "saccade.rollouts.worker_process", str(theirs.fileno()), str(number)],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C in a terminal reaches the trainer alone
+        setup = self._build_worker_setup(num_cpus=max(count_cpus() // self._num_processes, 1))
+        for number in range(self._num_processes):
+            process = ChildProcess(
+                "saccade.rollouts.worker_process",
+                [str(number)],
+                log_path=self._folder / LOG_FILE,
+                on_message=partial(self._handle, number),
             )
-        worker = _Worker(process=process, connection=ours)
-        self._workers.append(worker)
-        self._send(worker, setup)
-        if self._weights is not None:
-            self._send(worker, self._weights)
-        loop = asyncio.get_running_loop()
-        worker.reader = threading.Thread(target=self._read, args=(worker, loop), name="saccade-rollouts", daemon=True)
-        worker.reader.start()
+            self._workers.append(_Worker(process))
+            process.send(setup)
+            if self._first_weights is not None:
+                process.send(self._first_weights)
+        self._first_weights = None
 
-    def _read(self, worker: _Worker, loop: asyncio.AbstractEventLoop) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
-            with contextlib.suppress(EOFError, OSError):
-                while True:
-                    loop.call_soon_threadsafe(self._handle, worker, worker.connection.recv())
-            loop.call_soon_threadsafe(self._handle, worker, None)
-
-    def _handle(self, worker: _Worker, message: object) -> None:
+    def _handle(self, number: int, message: object) -> None:
+        if not self._workers:  # they are closed
+            return
+        worker = self._workers[number]
         match message:
             case messages.Finished(result):
                 worker.keys.discard(result.key)
                 self._finish(result)
-            case messages.Synced(version) if self._weights is not None and version == self._weights.version:
+            case messages.Synced(self._version):
                 worker.synced.set()
             case messages.Fatal(error):
                 self._fail(error)
-            case None if worker in self._workers:  # else it was closed
+            case None:
                 self._fail(
                     BrokenEngineError(
-                        f"a process of rollouts.executor=processes ended ({_describe_exit(worker.process)}); look into "
-                        f"{self._folder / LOG_FILE}, and run the command again with --resume",
+                        f"a process of rollouts.executor=processes ended ({worker.process.describe_exit()}); look into "
+                        f"{self._folder / LOG_FILE}, and run the command again (a training with --resume)",
                         key="rollouts.executor",
                         value="processes",
                     )
@@ -179,39 +155,21 @@ class ProcessExecutor(WorkerExecutor):
         for worker in self._workers:
             worker.synced.set()
 
-    def _send(self, worker: _Worker, message: object) -> None:
-        with contextlib.suppress(OSError):  # it has ended, which `_read` notices
-            worker.connection.send(message)
-
     async def close(self) -> None:
         """End the processes."""
         workers, self._workers = self._workers, []
         for worker in workers:
-            self._send(worker, messages.Close())
-        for worker in workers:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(worker.process.wait, _CLOSE_SECONDS)
-            worker.process.kill()
-            await asyncio.to_thread(worker.process.wait)
-            if worker.reader is not None:  # it reads the connection to its end
-                await asyncio.to_thread(worker.reader.join)
-            worker.connection.close()
-
-
-def _describe_exit(process: subprocess.Popen[bytes]) -> str:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        code = process.wait(timeout=5)
-        return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
-    return "its connection broke"
+            worker.process.send(messages.Close())
+        await asyncio.gather(*(worker.process.end(_CLOSE_SECONDS) for worker in workers))
 
 
 class ProcessEngine(EngineWithWorkers):
     """The trainer's engine beside worker processes, which sample from weights of their own."""
 
-    has_separate_weights = True
-
-    def __init__(self, engine: Engine, executor: ProcessExecutor) -> None:
+    def __init__(self, engine: Engine, executor: ProcessExecutor, *, is_overlapped: bool) -> None:
         super().__init__(engine, executor)
+        # Else a validation takes turns with the training, whose batches would depend on it.
+        self.has_separate_weights = is_overlapped
         self._processes = executor
 
     async def sync_weights(self, source: WeightSource, version: int) -> None:

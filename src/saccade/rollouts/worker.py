@@ -5,7 +5,7 @@
            ──pause, resume──>
 
 The driver of a Ray cluster makes it an actor; this module doesn't import Ray. There it holds no weights:
-`engine.follow` is all that it learns of a weight sync. Ray restarts an actor without its state, so every group carries
+`engine.follow` informs it of weight syncs. Ray restarts an actor without its state, so every group carries
 the state of the last sync. In a process of the executor `processes` its engine holds a copy of the weights.
 """
 
@@ -55,7 +55,7 @@ _PIN_SECONDS = 20.0
 
 
 class RolloutWorker:
-    """Runs groups; `name` is the actor's. `start` comes first."""
+    """Runs groups; `name` is the actor's or the number of the process. `start` comes first."""
 
     def __init__(self, name: str) -> None:
         self._name, self._host = name, socket.gethostname()
@@ -289,6 +289,7 @@ def _lock_file(path: Path) -> TextIO | None:
 
 
 def _make_picklable(error: SaccadeError) -> SaccadeError:
-    if not isinstance(error.value, str | int | float | None):
-        error.value = repr(error.value)
-    return error
+    """Return an error that another process can read: an instance of Saccade's own class, with a simple value."""
+    own_type = next(cls for cls in type(error).__mro__ if cls.__module__ == SaccadeError.__module__)
+    value = error.value if isinstance(error.value, str | int | float | None) else repr(error.value)
+    return own_type(str(error), key=error.key, value=value)

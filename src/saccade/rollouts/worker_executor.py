@@ -165,7 +165,7 @@ class WorkerExecutor(ABC):
             raise type(self._failure)(str(self._failure), key=self._failure.key, value=self._failure.value)
 
     def _build_worker_setup(self, *, num_cpus: int = 0, is_pinned: bool = False) -> WorkerSetup:
-        probe_file = self._generated_dir / ".ray"
+        probe_file = self._generated_dir / ".probe"
         with convert_file_errors(probe_file):
             self._generated_dir.mkdir(parents=True, exist_ok=True)
             probe_file.touch()

@@ -41,26 +41,30 @@ async def _serve(connection: Connection, inbox: "asyncio.Queue[bytes]", number: 
         result = await worker.run_group(request, None)
         connection.send(messages.Finished(result or await worker.score_group(request.key)))
 
+    async def handle(message: object) -> None:
+        match message:
+            case messages.WorkerSetup():
+                if error := await worker.start(message):
+                    connection.send(messages.Fatal(error))
+                    raise SystemExit
+            case messages.RunGroups(requests):
+                for request in requests:
+                    groups.create_task(run_group(request))
+                await asyncio.sleep(0)  # they can be cancelled from now on
+            case messages.Cancel(key):
+                await worker.cancel(key)
+            case messages.LoadWeights(state, version):
+                await worker.pause()
+                source: Any = _LoadedWeights(state)
+                await worker.engine.sync_weights(source, version)
+                await worker.resume(None)
+                connection.send(messages.Synced(version))
+            case messages.Close():
+                raise SystemExit
+
     async with asyncio.TaskGroup() as groups:  # what isn't a group's own error ends the process
         while True:
-            match pickle.loads(await inbox.get()):
-                case messages.WorkerSetup() as setup:
-                    if error := await worker.start(setup):
-                        connection.send(messages.Fatal(error))
-                        return
-                case messages.RunGroups(requests):
-                    for request in requests:
-                        groups.create_task(run_group(request))
-                case messages.Cancel(key):
-                    await worker.cancel(key)
-                case messages.LoadWeights(state, version):
-                    await worker.pause()
-                    weights: Any = _LoadedWeights(state)
-                    await worker.engine.sync_weights(weights, version)
-                    await worker.resume(None)
-                    connection.send(messages.Synced(version))
-                case messages.Close():
-                    raise SystemExit
+            await handle(pickle.loads(await inbox.get()))
 
 
 class _LoadedWeights:

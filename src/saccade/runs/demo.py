@@ -181,7 +181,9 @@ class DemoRunner:
             NO_TOOLS: {"evaluation.temperature": 0.0, "evaluation.use_tools": False},
         }
         modes = self.list_modes()
-        local: dict[str, object] = {"rollouts.executor": "local"}  # processes take longer to start than they save
+        local: dict[str, object] = {}
+        if recipe.rollouts.executor == "processes":  # which take longer to start than they save here
+            local = {"rollouts.executor": "local"}
         for number, mode in enumerate(modes):
 
             def report_progress(progress: EvaluationProgress, index: int = number, label: str = MODES[mode]) -> None:

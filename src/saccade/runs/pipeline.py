@@ -236,7 +236,10 @@ def resolve_target(recipe: Recipe, model: str | None) -> tuple[Recipe, Path | No
     if model is None or not is_address(model):
         return recipe, Path(model) if model else None
     engine = recipe.engine if uses_chat_engine(recipe) else PluginConfig(name=CHAT_ENGINE)
-    return recipe.with_values({"engine": engine.with_values({"settings": {**engine.settings, "url": model}})}), None
+    values: dict[str, object] = {"engine": engine.with_values({"settings": {**engine.settings, "url": model}})}
+    if recipe.rollouts.executor == "processes":  # of a run that sampled here; a server needs none
+        values["rollouts.executor"] = "local"
+    return recipe.with_values(values), None
 
 
 def connect_server(recipe: Recipe, *, may_drop_prefill: bool = False) -> Recipe:

@@ -15,11 +15,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import multiprocessing
-import os
-import subprocess
-import sys
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -28,10 +23,10 @@ from typing import Any
 from saccade.errors import BrokenEngineError, ConfigError, SaccadeError
 from saccade.protocols import FollowerEngine, WeightSource
 from saccade.rollouts import messages
+from saccade.rollouts.child_process import ChildProcess
 from saccade.rollouts.components import RolloutComponents
 from saccade.rollouts.messages import DriverSetup, GroupKey, GroupRequest, GroupResult
 from saccade.rollouts.worker_executor import EngineWithWorkers, WorkerExecutor
-from saccade.utils.files import convert_file_errors, open_file
 
 LOG_FILE = "logs/ray.log"  # of a run: what the driver and all workers print
 _CLOSE_SECONDS = 20.0  # for the driver to end
@@ -53,8 +48,7 @@ class RayExecutor(WorkerExecutor):
         computes_rewards = has_rewards and self._config.scoring == "workers"
         super().__init__(components, folder, computes_rewards=computes_rewards, values={})
         self._driver_task: asyncio.Task[None] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Any = None
+        self._driver: ChildProcess | None = None
         self._is_connected = self._is_closing = False  # whether the driver has connected to the cluster; `close`
         self._was_connected = False  # whether any driver has
         self._pause_done: asyncio.Future[None] | None = None  # of the weight sync under way
@@ -127,7 +121,11 @@ class RayExecutor(WorkerExecutor):
         """Start a driver, and another one whenever it ends, until the workers fail for good."""
         num_failures = 0
         while self._failure is None and not self._is_closing:
-            was_up = await self._run_driver()
+            try:
+                was_up = await self._run_driver()
+            except SaccadeError as error:  # it can't start
+                self._fail(error)
+                return
             self._num_drivers_lost += was_up
             num_failures = 0 if was_up else num_failures + 1
             self._num_up, self._is_connected = 0, False
@@ -160,33 +158,15 @@ class RayExecutor(WorkerExecutor):
     async def _run_driver(self) -> bool:
         """Run a driver process to its end; return whether it had connected to the cluster."""
         setup = self._build_setup()
-        ours, theirs = multiprocessing.Pipe()
-        log_path = self._folder / LOG_FILE
-        with convert_file_errors(log_path):
-            log_path.parent.mkdir(parents=True, exist_ok=True)
-            log = open_file(log_path, "ab")
-        with log, theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "saccade.rollouts.ray.driver", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "RAY_DEDUP_LOGS": "0"},
-                start_new_session=True,  # Ctrl-C in a terminal reaches the trainer alone
-            )
         inbox: asyncio.Queue[Any] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def read() -> None:
-            with contextlib.suppress(EOFError, OSError, RuntimeError):  # RuntimeError: the event loop is closed
-                while True:
-                    loop.call_soon_threadsafe(inbox.put_nowait, ours.recv())
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(inbox.put_nowait, None)
-
-        self._process, self._connection = process, ours
-        threading.Thread(target=read, name="saccade-ray", daemon=True).start()
+        driver = ChildProcess(
+            "saccade.rollouts.ray.driver",
+            [],
+            log_path=self._folder / LOG_FILE,
+            on_message=inbox.put_nowait,
+            environment={"RAY_DEDUP_LOGS": "0"},
+        )
+        self._driver = driver
         self._send(setup)
         try:
             while True:
@@ -201,9 +181,7 @@ class RayExecutor(WorkerExecutor):
         except TimeoutError:
             self._last_reason = f"it was silent for {timeout:g} seconds"
         finally:
-            process.kill()
-            await asyncio.to_thread(process.wait)
-            ours.close()
+            await driver.end(0)
         return self._is_connected
 
     def _handle(self, message: object) -> None:
@@ -244,8 +222,8 @@ class RayExecutor(WorkerExecutor):
             self._pause_done.set_result(None)
 
     def _send(self, message: object) -> None:
-        with contextlib.suppress(OSError):  # the driver has ended: the next one receives the open groups
-            self._connection.send(message)
+        if self._driver is not None:  # if it has ended, the next one receives the open groups
+            self._driver.send(message)
 
     def _build_setup(self) -> DriverSetup:
         cpus = self._config.cpus_per_worker
@@ -258,12 +236,9 @@ class RayExecutor(WorkerExecutor):
         task, self._driver_task, self._is_closing = self._driver_task, None, True
         if task is None:
             return
-        process, connection = self._process, self._connection
-        if process is not None and process.poll() is None:
-            with contextlib.suppress(OSError):
-                connection.send(messages.Close())
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(process.wait, _CLOSE_SECONDS)
+        if self._driver is not None:
+            self._driver.send(messages.Close())
+            await self._driver.end(_CLOSE_SECONDS)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
