@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from error_cases import raises
 from evaluation_cases import make_scored, task
+from matplotlib.figure import Figure
 
 from saccade.errors import DataError
 from saccade.evaluation.compare import (
@@ -209,7 +210,7 @@ def test_a_markdown_report_has_its_plots_beside_it(tmp_path):
 
 
 def test_the_plots_of_a_section_are_numbered_over_the_report(tmp_path):
-    plots = [Plot(title=f"plot {i}", draw=lambda fmt, i=i: b"png" if i else None, has_title=i == 2) for i in range(3)]
+    plots = [Plot(title=f"plot {i}", draw=lambda i=i: Figure() if i else None, has_title=i == 2) for i in range(3)]
     sections = (ReportSection(title="a", plots=tuple(plots[:2])), ReportSection(title="b", plots=tuple(plots[2:])))
     page = write_markdown(Report(kind="run", title="run", sections=sections), tmp_path / "r.md", "plots")
     assert list_images(page) == [("plot 1", "plots/01.png"), ("plot 2", "plots/02.png")]

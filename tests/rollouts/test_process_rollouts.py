@@ -76,11 +76,11 @@ def read_processes(log):
 
 
 def read_numbers(folder):
-    """Return the metrics of a run without times and memory."""
+    """Return the metrics of a run without times, memory, and the workers' counts, which include validations."""
     rows = Run.open(folder).read_metrics("rl")
     assert all(row["updates"] == 1 for row in rows)
     return [
-        {key: value for key, value in row.items() if "second" not in key and not key.startswith("memory")}
+        {key: value for key, value in row.items() if "second" not in key and not key.startswith(("memory", "workers/"))}
         for row in rows
     ]
 

@@ -52,6 +52,7 @@ from saccade.reporting.console import (
 )
 from saccade.runs.run_folder import Run
 from saccade.types import Episode
+from saccade.utils.cpus import count_cpus
 from saccade.utils.files import convert_file_errors, is_resumable, require_writable
 from saccade.utils.jsonl import write_json
 from saccade.utils.rank_exit import exit_rank
@@ -375,7 +376,8 @@ def demo(
     from saccade.runs.demo import run_demo
 
     has_choice = name is not None or any(text.startswith("rollouts") for text in settings)
-    if is_new and not has_choice and runs_model_here(recipe):
+    has_cores = recipe.model.device == "cpu" and count_cpus() > 1
+    if is_new and not has_choice and has_cores and runs_model_here(recipe):
         recipe = recipe.with_values({"rollouts.executor": "processes"})  # RL then samples on two cores
     with show_progress_lines(out) as add_task:
         report_path, tables = run_demo(
