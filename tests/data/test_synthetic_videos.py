@@ -752,3 +752,17 @@ def test_real_videos_as_haystack(name):
     frames = decode_frames(source, times, 32)
     assert frames.shape == (16, 32, 32, 3)
     assert frames.std() > 1
+
+
+@pytest.mark.slow
+def test_small_frames_give_the_same_bytes(tmp_path):
+    rng = np.random.default_rng(0)
+    frames = [np.repeat(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)[None], 10, axis=0) for _ in range(30)]
+    frames = [frame // 4 + rng.integers(0, 8, frame.shape).astype(np.uint8) for group in frames for frame in group]
+    contents = set()
+    for _ in range(60):
+        heap = [np.full(int(size), 255, np.uint8) for size in rng.integers(1000, 400_000, 6)]
+        del heap  # other memory for the encoder
+        write_video(tmp_path / "clip.mp4", frames, fps=0.5)
+        contents.add((tmp_path / "clip.mp4").read_bytes())
+    assert len(contents) == 1
