@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import RL, fail, good
 from error_cases import raises
-from polling import block_until
+from polling import block_until, is_alive
 
 from saccade.config.load import load_recipe
 from saccade.errors import BrokenEngineError, ConfigError
@@ -83,13 +83,6 @@ def read_numbers(folder):
         {key: value for key, value in row.items() if "second" not in key and not key.startswith(("memory", "workers/"))}
         for row in rows
     ]
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 def test_processes_sample_from_the_trained_policy_and_a_run_is_reproducible(tmp_path, tiny_folder, dataset_folder):

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from error_cases import raises
 from PIL import Image
+from polling import is_alive
 from sandbox_cases import (
     LONG_LIMITS,
     PATIENCE,
@@ -49,13 +50,6 @@ from saccade.sandbox.streams import StdoutCapture
 
 def count_descriptors():
     return len(os.listdir("/proc/self/fd"))
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def list_descendants(pid):

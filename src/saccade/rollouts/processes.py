@@ -12,8 +12,6 @@ A process that ends takes its groups with it, so no group can run any more: the 
 
 import asyncio
 import io
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -81,12 +79,6 @@ class ProcessExecutor(WorkerExecutor):
                 worker.process.send(messages.Cancel(key))
                 return self._failure is None
         return False
-
-    def pop_metrics(self) -> Mapping[str, float]:
-        """Return what the processes decoded since the last call; see docs/metrics.md."""
-        metrics = {f"workers/{name}": float(number) for name, number in self._num_images.items()}
-        self._num_images = Counter(dict.fromkeys(self._num_images, 0))
-        return metrics
 
     # ---- weight syncs ------------------------------------------------------------------------------------------------
 

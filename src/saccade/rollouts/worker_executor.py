@@ -68,9 +68,10 @@ class WorkerExecutor(ABC):
     async def close(self) -> None:
         """End the workers."""
 
-    @abstractmethod
     def pop_metrics(self) -> Mapping[str, float]:
         """Return what happened to workers since the last call; see docs/metrics.md."""
+        counts, self._num_images = self._num_images, Counter(dict.fromkeys(self._num_images, 0))
+        return {f"workers/{name}": float(number) for name, number in counts.items()}
 
     @abstractmethod
     def _submit(self, request: GroupRequest) -> None:

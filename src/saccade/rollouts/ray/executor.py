@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,11 +76,9 @@ class RayExecutor(WorkerExecutor):
             "workers/rerun_groups": self._num_rerun,
             "workers/lost_drivers": self._num_drivers_lost,
             "workers/wait_seconds": sum(waits) / (len(waits) or 1),
-            **{f"workers/{name}": number for name, number in self._num_images.items()},
         }
-        self._num_images = Counter(dict.fromkeys(self._num_images, 0))
         self._num_lost = self._num_rerun = self._num_drivers_lost = 0
-        return {name: float(value) for name, value in metrics.items()}
+        return {**{name: float(value) for name, value in metrics.items()}, **super().pop_metrics()}
 
     # ---- weight syncs ------------------------------------------------------------------------------------------------
 
