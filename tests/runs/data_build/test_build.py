@@ -164,7 +164,9 @@ def test_a_build_that_failed_anywhere_pays_for_nothing_twice(built, clips, tmp_p
 
         with server(reply) as served:
             done = run(*build(served, clips, tmp_path / "out"))
-        assert done.exit_code == (limit is not None), done.output
+        # Few refusals among the last replies don't stop a build: it names how many items lack a reply.
+        is_complete = done.exit_code == 0 and "lack a reply" not in done.stderr
+        assert is_complete == (limit is None), done.output
         assert done.exit_code == 0 or done.stderr.count("\n") == 1
     assert len(received) == len(set(received)) == len(bodies)
     assert read_files(tmp_path / "out") == read_files(folder)
