@@ -145,7 +145,7 @@ class VllmReplies:
     def load(self, ledgers: Sequence[Ledger]) -> None:
         """Write the prompts of the next requests."""
         pixels = [[NoiseMediaLoader().load_pixels(image) for image in ledger.images()] for ledger in ledgers]
-        ids = [ledger.prompt_ids() for ledger in ledgers]
+        ids = [ledger.unexpanded_ids() for ledger in ledgers]
         np.savez(self._folder / "prompts.npz", ids=np.array(ids), pixels=np.array(pixels))
         self._ledgers = ledgers
 

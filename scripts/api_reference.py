@@ -77,7 +77,7 @@ exceptions: `saccade.testing` ([below](#testing)) checks plugins; `saccade.sandb
 `saccade.interop` and `saccade.evaluation` ([lmms-eval](lmms-eval/README.md#logs)).
 
 Types are frozen dataclasses with keyword arguments unless their signature shows another form. A method's row shows the
-call; a property has no parentheses. Tokens are *expanded* tokens except where a row names *compact* ones
+call; a property has no parentheses. Tokens are *expanded* tokens except where a row names *unexpanded* ones
 ([Concepts](concepts.md)).
 """
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef

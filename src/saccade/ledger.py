@@ -2,11 +2,11 @@
 
 A ledger is an immutable tuple of segments. Three methods return a longer one: `observe` (tokens from the environment),
 `prefill` (tokens put into the model's reply), `append_completion` (tokens sampled by the engine). Everything else
-(prompt ids, input ids, the loss mask, logprobs, images) is a view derived from the segments, in this module alone.
+(unexpanded ids, input ids, the loss mask, logprobs, images) is a view derived from the segments, in this module alone.
 
-There are two token sequences. *Compact* ids (`prompt_ids`) hold one placeholder per image, as servers take them;
-*expanded* ids (`input_ids`) repeat the placeholder once per visual token, as a forward pass takes them. Masks, logprobs
-and versions are aligned with the expanded ids.
+There are two token sequences. *Unexpanded* ids (`unexpanded_ids`) hold one placeholder per image, as servers take
+them; *expanded* ids (`input_ids`) repeat the placeholder once per visual token, as a forward pass takes them. Masks,
+logprobs and versions are aligned with the expanded ids.
 """
 
 import hashlib
@@ -98,19 +98,19 @@ class Message:
 class ImageSlot:
     """An image's position."""
 
-    index: int  # of the placeholder among the segment's compact tokens
+    index: int  # of the placeholder among the segment's unexpanded tokens
     image: ImageRef  # what it represents
     num_tokens: int  # number of its visual tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Consecutive compact tokens of one origin; raises ValueError for fields that contradict each other.
+    """Consecutive unexpanded tokens of one origin; raises ValueError for fields that contradict each other.
 
     A conversation with a chat API, which returns no tokens, consists of `messages`. The trainer can't train on it.
     """
 
-    tokens: tuple[int, ...]  # compact
+    tokens: tuple[int, ...]  # unexpanded
     origin: Origin  # where they came from
     logprobs: tuple[float, ...] = ()  # one per sampled token, of the distribution that was sampled from
     version: int | None = None  # of the weights that sampled it; None for other origins
@@ -150,7 +150,7 @@ class Segment:
 
     @property
     def repeat_counts(self) -> tuple[int, ...]:
-        """Return the number of expanded tokens per compact token."""
+        """Return the number of expanded tokens per unexpanded token."""
         counts = [1] * len(self.tokens)
         for slot in self.slots:
             counts[slot.index] = slot.num_tokens
@@ -175,7 +175,7 @@ class Ledger:
     >>> frame = ImageRef(path="clip.mp4", digest="9f2c", time=0.5, width=64, height=32)
     >>> start = Ledger().observe((1, 9, 2), slots=(ImageSlot(index=1, image=frame, num_tokens=2),))
     >>> turn = start.prefill((6,)).append_completion((5, 7), logprobs=(-0.1, -2.0), version=0)
-    >>> turn.prompt_ids(), turn.input_ids()
+    >>> turn.unexpanded_ids(), turn.input_ids()
     ((1, 9, 2, 6, 5, 7), (1, 9, 9, 2, 6, 5, 7))
     >>> turn.loss_mask()
     (False, False, False, False, False, True, True)
@@ -237,8 +237,8 @@ class Ledger:
             joined.append(message)
         return tuple(joined)
 
-    def prompt_ids(self) -> tuple[int, ...]:
-        """Return the compact ids, with one placeholder per image: the input of a server."""
+    def unexpanded_ids(self) -> tuple[int, ...]:
+        """Return the ids of all segments, with one placeholder per image: the input of a server."""
         return tuple(chain.from_iterable(segment.tokens for segment in self.segments))
 
     def input_ids(self) -> tuple[int, ...]:

@@ -58,7 +58,7 @@ def extend(ledger, segment):
 @relaxed
 @given(data=st.data())
 def test_random_conversations_only_append(renderer, data):
-    """Prompts extend their ledger; masks cover the sampled tokens; compact and expanded ids agree; nothing is lost."""
+    """Prompts extend their ledger; masks cover the sampled tokens; both kinds of ids agree; nothing is lost."""
     opening = data.draw(st.lists(messages(["user"]), min_size=1, max_size=2))
     ledger = extend(Ledger(), renderer.render(Ledger(), opening, tools=data.draw(st.sampled_from([(), (SCHEMA,)]))))
     images = [part for message in opening for part in message.parts if isinstance(part, ImageRef)]
@@ -75,7 +75,7 @@ def test_random_conversations_only_append(renderer, data):
         results = data.draw(st.lists(messages(["tool"]), min_size=1, max_size=3))
         images += [part for message in results for part in message.parts if isinstance(part, ImageRef)]
         after = extend(ledger, renderer.render(ledger, results))
-        assert after.prompt_ids()[: len(ledger.prompt_ids())] == ledger.prompt_ids()
+        assert after.unexpanded_ids()[: len(ledger.unexpanded_ids())] == ledger.unexpanded_ids()
         assert after.input_ids()[: len(ledger)] == ledger.input_ids()
         assert after.segments[-1].origin is Origin.TOOL
         ledger = after
@@ -89,7 +89,7 @@ def test_random_conversations_only_append(renderer, data):
     assert [t for s in ledger.segments if s.origin is Origin.PREFILL for t in s.tokens] == prefilled
     pad = renderer.forbidden_ids[0]
     assert list(ledger.images()) == images
-    assert ledger.prompt_ids().count(pad) == len(images)
+    assert ledger.unexpanded_ids().count(pad) == len(images)
     assert input_ids.count(pad) == sum(renderer.count_visual_tokens(image) for image in images)
     for slot in ledger.slots():
         assert set(input_ids[slot.index : slot.index + slot.num_tokens]) == {pad}
@@ -193,7 +193,7 @@ def test_rendering_turn_by_turn_equals_the_template(renderer, folder):
     expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(
         conversation, tools=[SCHEMA], add_generation_prompt=True, tokenize=True, return_dict=False
     )
-    assert list(ledger.prompt_ids()) == expected
+    assert list(ledger.unexpanded_ids()) == expected
 
 
 # ---- replies, roles, folders --------------------------------------------------------------------------------------

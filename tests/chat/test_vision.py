@@ -78,7 +78,7 @@ def test_logits_equal_those_of_transformers(renderer, folder, model, layout):
     ledger = make_ledger(renderer, layout)
     values, grids = renderer.patchify(pixels)
     processed = Qwen2VLImageProcessorPil.from_pretrained(folder)(pixels, return_tensors="pt")
-    text = renderer.decode(ledger.prompt_ids())
+    text = renderer.decode(ledger.unexpanded_ids())
     for grid in processed["image_grid_thw"]:
         text = text.replace("<|image_pad|>", "<|hole|>" * int(grid.prod() // 4), 1)
     ids = AutoTokenizer.from_pretrained(folder)(text.replace("<|hole|>", "<|image_pad|>"), return_tensors="pt")[

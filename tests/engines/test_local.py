@@ -120,7 +120,7 @@ def test_a_result_does_not_depend_on_the_batch(backbone):
         return (await asyncio.gather(*(converse(engine, backbone, n, max_tokens=40) for n in (0, 2, 5, 7))))[1]
 
     first, second = run(backbone, alone), run(backbone, in_batch, max_num_seqs=3)
-    assert first.prompt_ids() == second.prompt_ids()
+    assert first.unexpanded_ids() == second.unexpanded_ids()
     assert np.abs(np.array(first.logprobs()) - np.array(second.logprobs())).max() < 1e-5
 
 
@@ -408,7 +408,7 @@ def test_fused_passes_equal_those_of_the_modules(backbone, lora_rank, monkeypatc
         return await sample(engine)
 
     for fused, plain in zip(run(backbone, sample), run(backbone, sample_with_modules), strict=True):
-        assert fused.prompt_ids() == plain.prompt_ids()
+        assert fused.unexpanded_ids() == plain.unexpanded_ids()
         assert fused.sampled_tokens() == plain.sampled_tokens()
         assert np.abs(np.array(fused.logprobs()) - np.array(plain.logprobs())).max() <= 1e-6
     first, second = (len(prompt(backbone, number)) for number in (1, 4))

@@ -112,7 +112,7 @@ def test_build_request(backbone):
     request = ServerRequest(ledger, sampling, image_urls=urls, forbidden_texts=["a", "b"], filters=filters)
     reply = json.loads(b"".join(join_json(sglang_api.build_request(request), urls)))
     assert reply == {
-        "input_ids": list(ledger.prompt_ids()),
+        "input_ids": list(ledger.unexpanded_ids()),
         "image_data": ["data:1", "data:2"],
         "return_logprob": True,
         "return_prompt_token_ids": True,
@@ -159,7 +159,7 @@ def test_parse_reply():
         },
     }
     reply = sglang_api.parse_reply(reply)
-    assert (reply.prompt_ids, reply.tokens, reply.logprobs) == ((1, 2, 2, 3), (11, 12, 13), (-0.5, -1.5, 0.0))
+    assert (reply.prompt_token_ids, reply.tokens, reply.logprobs) == ((1, 2, 2, 3), (11, 12, 13), (-0.5, -1.5, 0.0))
     assert (reply.version_spans, reply.finish_reason) == ((("a", 0, 2), ("b", 2, 3)), "stop")
 
 
@@ -286,7 +286,7 @@ def test_a_server_that_drops_images_stops_the_run_with_both_prompts(tiny_folder,
     assert f"{pad}, {pad}, {pad}" in str(error)
 
 
-def omit_prompt_ids(number, reply):
+def omit_prompt_token_ids(number, reply):
     del reply["prompt_token_ids"]
 
 
@@ -298,7 +298,7 @@ def return_raw_logprobs(number, reply):
 REFUSED = [
     ({"lacks": ("/server_info",)}, "engine.settings.servers", "/server_info"),
     ({"lacks": ("/generate",)}, "engine.settings.servers", "/generate"),
-    ({"behave": omit_prompt_ids}, "engine.settings.servers", "prompt_token_ids"),
+    ({"behave": omit_prompt_token_ids}, "engine.settings.servers", "prompt_token_ids"),
     ({"behave": return_raw_logprobs}, "engine.settings.servers", "SGLANG_RETURN_ORIGINAL_LOGPROB"),
     ({"context": 1024}, "environment.settings.max_context_tokens", "--context-length 1031"),
 ]

@@ -78,7 +78,7 @@ def test_a_request_has_unexpanded_ids_and_every_image(backbone):
     with server(renderer) as served:
         replies = asyncio.run(body(served.url))
     (sent,) = served.bodies
-    assert sent["token_ids"] == list(ledger.prompt_ids())
+    assert sent["token_ids"] == list(ledger.unexpanded_ids())
     assert len(sent["content_parts"]) == 2
     assert sent["sampling_params"]["bad_words"] == [
         renderer.decode([forbidden_id]) for forbidden_id in renderer.forbidden_ids

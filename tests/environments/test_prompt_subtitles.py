@@ -48,7 +48,7 @@ def run(renderer, task, *replies, environment="single_turn", frame_budget=2, che
     )
     episode = asyncio.run(run_episode(task, plugins.resolve("environments", environment, settings), ctx))
     assert episode.error is None or not check
-    return episode, renderer.decode(episode.ledger.prompt_ids()) if not check else renderer.decode(
+    return episode, renderer.decode(episode.ledger.unexpanded_ids()) if not check else renderer.decode(
         episode.ledger.segments[0].tokens
     )
 

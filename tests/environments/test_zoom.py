@@ -111,7 +111,7 @@ written = st.builds(call, shares, shares, shares, shares, st.integers(0, 2))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=st.lists(st.lists(written, min_size=1, max_size=6), min_size=1, max_size=3))
 def test_whatever_is_called_the_ledger_agrees_with_the_pictures(renderer, files, turns):
-    """Compact ids hold a placeholder per picture, expanded ones one per visual token, both in the order of results."""
+    """Unexpanded ids hold a placeholder a picture, expanded ones one per visual token, both in the order of results."""
     replies = [f"Hm.</think>{''.join(calls)}" for calls in turns]
     episode, engine = run(renderer, task(files, "a.png", "b.png"), *replies, ANSWER, max_calls_per_turn=4)
     ledger, pad = episode.ledger, renderer.forbidden_ids[0]
@@ -120,7 +120,7 @@ def test_whatever_is_called_the_ledger_agrees_with_the_pictures(renderer, files,
     pictures = ledger.images()
     assert [picture.box for picture in pictures[:2]] == [None, None]
     assert list(pictures[2:]) == shown
-    assert ledger.prompt_ids().count(pad) == len(pictures)
+    assert ledger.unexpanded_ids().count(pad) == len(pictures)
     assert ledger.input_ids().count(pad) == sum(renderer.count_visual_tokens(picture) for picture in pictures)
     assert episode.usage.visual_tokens == ledger.input_ids().count(pad)
     for slot, picture in zip(ledger.slots(), pictures, strict=True):

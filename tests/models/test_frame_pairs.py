@@ -215,7 +215,7 @@ def test_tokens_equal_those_of_transformers(load, backbone):
         times = ("1.5", "4.4", "7.5")
         text = "".join(f"<{time} seconds><|vision_start|>{video}<|vision_end|>" for time in times)
     ledger = append(Ledger(), renderer, "user", *interleave_timestamps(pairs), "When?")
-    start = append(Ledger(), renderer, "user", "When?").prompt_ids()
+    start = append(Ledger(), renderer, "user", "When?").unexpanded_ids()
     tail = renderer.encode("When?")
     first = next(index for index in range(len(start)) if start[index : index + len(tail)] == tail)
     num_after = len(start) - first

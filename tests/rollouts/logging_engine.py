@@ -31,7 +31,7 @@ class LoggingEngine(Scripted):
         self.num_endless = Counter()
 
     def compute_latency(self, ledger):
-        prompt = self._renderer.decode(ledger.prompt_ids())
+        prompt = self._renderer.decode(ledger.unexpanded_ids())
         if not is_first(ledger) or "endless" not in prompt:
             return self.latency
         self.num_endless[prompt] += 1
@@ -40,7 +40,7 @@ class LoggingEngine(Scripted):
     def reply(self, ledger):
         with open(self.log, "a") as file:  # one write: lines of several processes don't mix
             file.write(f"{os.getpid()} {'code' if is_first(ledger) else 'answer'} {self.version}\n")
-        if "explode" in self._renderer.decode(ledger.prompt_ids()):
+        if "explode" in self._renderer.decode(ledger.unexpanded_ids()):
             raise ValueError("a bug")
         if is_first(ledger):
             return CODE

@@ -64,7 +64,7 @@ def advantages_of(*values, tags=None):
 
 
 def get_first_token(sample: TrainingSample) -> int:
-    return sample.ledger.prompt_ids()[0]
+    return sample.ledger.unexpanded_ids()[0]
 
 
 def test_exactly_the_sampled_tokens_get_the_advantage():

@@ -203,7 +203,7 @@ def build_token_pieces(reply: Reply, segments: Sequence[Segment], decode: Decode
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """The text of the compact tokens from `start` to `stop` of a segment, and their logprob if they were sampled."""
+    """The text of the unexpanded tokens from `start` to `stop` of a segment, and their logprob if they were sampled."""
 
     text: str
     start: int

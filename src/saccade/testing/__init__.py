@@ -292,10 +292,10 @@ def check_family(renderer: ChatRenderer) -> None:
         system, question = Message(role="system", parts=(text,)), Message(role="user", parts=(frames[0], text))
         ledger = Ledger(segments=(renderer.render(Ledger(), (system, question)),))
         plain = Ledger(segments=(renderer.render(Ledger(), (replace(system, parts=("a",)), question)),))
-        counts = [sum(token in special_ids for token in prompt.prompt_ids()) for prompt in (ledger, plain)]
+        counts = [sum(token in special_ids for token in prompt.unexpanded_ids()) for prompt in (ledger, plain)]
         assert counts[0] == counts[1], f"the text {text!r} became a turn or image token"
         assert len(ledger.slots()) == 1, "each image needs exactly one slot, and nothing else may have one"
-        assert len(ledger) - len(ledger.prompt_ids()) == renderer.count_visual_tokens(frames[0]) - 1
+        assert len(ledger) - len(ledger.unexpanded_ids()) == renderer.count_visual_tokens(frames[0]) - 1
         assert renderer.compute_position_ids(ledger).shape == (3, len(ledger)), "positions must be [3, tokens]"
         reply = (*renderer.encode(text), renderer.stop_ids[0])
         turn = ledger.append_completion(reply, logprobs=[-1.0] * len(reply), version=0)

@@ -93,10 +93,11 @@ class ServerRequest(GenerationRequest):
 class ServerReply:
     """A completion in a format common to all servers: prompt ids, sampled ids, and one logprob per sampled id.
 
+    `prompt_token_ids` are expanded: one placeholder per visual token, as in `Ledger.input_ids`.
     `version_spans` are (label of the weights, first token, one past the last).
     """
 
-    prompt_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     version_spans: tuple[tuple[str, int, int], ...]
@@ -255,7 +256,7 @@ class Server:
             await self.can_read.wait()
         with convert_parse_errors(f"{self.url} returned a malformed completion"):
             reply = self.api.parse_reply(response)
-        _check_prompt_ids(reply.prompt_ids, request.ledger.input_ids(), self.url)
+        _check_prompt_token_ids(reply.prompt_token_ids, request.ledger.input_ids(), self.url)
         has_stop_id = bool(reply.tokens) and reply.tokens[-1] in sampling.stop_ids
         is_aborted = reply.finish_reason == "abort"
         if is_aborted and not allows_abort:
@@ -486,7 +487,7 @@ def _compute_token_versions(
     return tuple(version_by_label[label] for label, start, end in spans for _ in range(start, end))
 
 
-def _check_prompt_ids(server_ids: Sequence[int], ledger_ids: Sequence[int], url: str) -> None:
+def _check_prompt_token_ids(server_ids: Sequence[int], ledger_ids: Sequence[int], url: str) -> None:
     """Raise BrokenEngineError if the server's prompt differs from the ledger; show both around the first difference."""
     if tuple(server_ids) == tuple(ledger_ids):
         return

@@ -60,7 +60,7 @@ def build_request(request: ServerRequest, omitted: Collection[str] = ()) -> dict
     sampling, images = request.sampling, request.ledger.images()
     settings = {**_DEFAULT_SAMPLING, **request.filters}
     return {
-        "input_ids": list(request.ledger.prompt_ids()),
+        "input_ids": list(request.ledger.unexpanded_ids()),
         **({"image_data": [mark_image(image) for image in images]} if images else {}),
         "return_logprob": True,
         "return_prompt_token_ids": True,
@@ -84,7 +84,7 @@ def parse_reply(response: Any) -> ServerReply:
     if [token for _, token in logprobs] != [*tokens]:
         raise ValueError("the logprobs are not those of the sampled tokens")
     return ServerReply(
-        prompt_ids=parse_ids(response["prompt_token_ids"]),
+        prompt_token_ids=parse_ids(response["prompt_token_ids"]),
         tokens=tokens,
         logprobs=tuple(logprob for logprob, _ in logprobs),
         version_spans=parse_version_spans(meta["weight_versions"]),

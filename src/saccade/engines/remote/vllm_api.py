@@ -70,7 +70,7 @@ def build_request(request: ServerRequest, omitted: Collection[str] = ()) -> dict
         for image in request.ledger.images()
     ]
     return {
-        "token_ids": list(request.ledger.prompt_ids()),
+        "token_ids": list(request.ledger.unexpanded_ids()),
         **({"content_parts": content_parts} if content_parts else {}),
         "return_token_ids": True,
         "sampling_params": {
@@ -92,7 +92,7 @@ def parse_reply(response: Any) -> ServerReply:
     """See ServerApi."""
     choice = response["choices"][0]
     return ServerReply(
-        prompt_ids=parse_ids(response["prompt_token_ids"]),
+        prompt_token_ids=parse_ids(response["prompt_token_ids"]),
         tokens=parse_ids(choice["token_ids"]),
         logprobs=tuple(parse_logprob(entry["logprob"]) for entry in choice["logprobs"]["content"]),
         version_spans=parse_version_spans(choice["weight_versions"] or ()),  # null without tokens

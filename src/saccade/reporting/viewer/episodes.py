@@ -218,7 +218,7 @@ def describe_tokens(
         stored = trained.get(identify_conversation(part.ledger)) if trained else None
         by_position = {} if stored is None else stored.by_position()
         for segment in part.ledger.segments:
-            starts = [0]  # of each compact token among the segment's expanded ones
+            starts = [0]  # of each unexpanded token among the segment's expanded ones
             for count in segment.repeat_counts:
                 starts.append(starts[-1] + count)
             pieces = []
