@@ -261,6 +261,10 @@ OLD_NAMES = {
     "KVStore": "KVCacheProtocol",
     "kv_store": "kv_cache",
     "AgentModel": "SaccadeModel",
+    "RolloutQueue": "BatchCollector",
+    "rollout_queue": "batch_collector",
+    "GroupQueue": "GroupScheduler",
+    "group_queue": "group_scheduler",
     "MaterializeReport": "RewriteReport",
 }
 OLD_NAME = re.compile(

@@ -1,4 +1,4 @@
-"""The simulation of RL steps: conservation, monotony, queueing theory, and the rules of the group queue."""
+"""The simulation of RL steps: conservation, monotony, queueing theory, and the rules of the group scheduler."""
 
 import math
 import random

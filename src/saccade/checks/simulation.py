@@ -7,7 +7,7 @@
 A server shares its time among the replies in progress: a decoding step gives each of them a token and takes longer the
 more there are. Prefill goes first, in order of arrival. The requests of a group go to one server, as the server pool
 sends them; a sub-agent's go to the server with the fewest replies. Groups start, and steps take them, by the rules of
-`training.group_queue` and `rollouts.collect`. Every draw comes from one seed.
+`training.group_scheduler` and `rollouts.collect`. Every draw comes from one seed.
 
 Not simulated: restarted episodes (`rl.on_weight_update: restart`), filters that drop groups, validation, failures, and
 `rl.max_queued_tokens`. With `rl.on_stale_group: mask` and `drop` no step waits for an old group, nor cancels it.
@@ -26,7 +26,7 @@ from saccade.errors import ConfigError
 
 Event = Callable[[], None]
 Bottleneck = Literal["trainer", "servers", "workers", "latency"]
-MAX_EPISODES_IN_PROGRESS = 512  # if nothing else limits them; see rollouts.collect and training.group_queue
+MAX_EPISODES_IN_PROGRESS = 512  # if nothing else limits them; see rollouts.collect and training.group_scheduler
 _LATENCY_IDLE_SHARE = 0.5  # if every resource is idle for longer than this, none of them is the bottleneck
 
 
@@ -525,7 +525,7 @@ class _Simulator:
         while not is_over:
             self._clock.run_next()
 
-    # ---- groups; see training.group_queue for the rules ----
+    # ---- groups; see training.group_scheduler for the rules ----
 
     def _take(self) -> list[_Group]:
         """Wait for the groups of a round, and return them, the oldest first."""

@@ -6,7 +6,7 @@
 
 By default the loop is synchronous: the trainer waits for the rollouts, the rollouts wait for the engine. With
 `rl.max_staleness: N` rollouts continue while a second thread runs the policy update, at most N weight versions ahead
-(see `training/group_queue.py`). Episodes in progress during a weight sync continue (`rl.on_weight_update: continue`),
+(see `group_scheduler.py`). Episodes in progress during a weight sync continue (`rl.on_weight_update: continue`),
 each token with the version that sampled it, or start over (`restart`), which discards their tokens. With
 `rl.simulated_staleness: N` batches are delayed by N versions, to study the effect of staleness; the first N + 1 batches
 are then sampled by version 0:
@@ -36,6 +36,7 @@ from saccade.rollouts.runner import run_episode
 from saccade.training import checkpoint
 from saccade.training.alarms import AlarmMonitor
 from saccade.training.background import CheckCancelled, defer_interrupt, run_in_thread
+from saccade.training.batch_collector import BatchCollector
 from saccade.training.checkpoint import Checkpoint
 from saccade.training.checkpoint_writer import CheckpointWriter, FinishedStep, save_on_stop
 from saccade.training.distributed.backbone import (
@@ -44,7 +45,7 @@ from saccade.training.distributed.backbone import (
     ShardedReference,
     create_optimizer,
 )
-from saccade.training.group_queue import GroupQueue, PendingGroup
+from saccade.training.group_scheduler import GroupScheduler, PendingGroup
 from saccade.training.optimizer import Optimizer, compute_learning_rate
 from saccade.training.policy_update import OnTokens, update_policy
 from saccade.training.prompt_sampler import PromptSampler
@@ -59,7 +60,6 @@ from saccade.training.rollout_batch import (
     compute_filter_metrics,
     take_prompts,
 )
-from saccade.training.rollout_queue import RolloutQueue
 from saccade.training.step_timer import StepTimer, compute_update_speed
 from saccade.training.step_trace import StepTrace
 from saccade.training.token_log import TokenValues
@@ -124,7 +124,7 @@ async def train(
     timer = StepTimer(components.score_fn, is_overlapped=settings.max_staleness > 0)
     restart_on_update = RestartOnUpdate()
     timed_components = replace(components, score_fn=timer.score_fn)
-    queue = build_rollout_queue(timed_components, tasks, state, on_groups, on_rollouts, restart_on_update)
+    collector = build_batch_collector(timed_components, tasks, state, on_groups, on_rollouts, restart_on_update)
     writer = CheckpointWriter(
         folder=folder,
         backbone=components.backbone,
@@ -136,16 +136,16 @@ async def train(
         stack.push_async_callback(writer.close)
         stack.push_async_callback(validation.cancel)
         await validation.start(state.num_finished_steps, components.engine, components.backbone)
-        stack.push_async_callback(queue.close)
+        stack.push_async_callback(collector.close)
         while state.num_finished_steps < settings.steps:
             step = state.num_finished_steps + 1
             writer.check()
             optimizer.start_step(state.num_finished_steps)
-            num_tokens_before, token_values = queue.num_sampled_tokens, list[TokenValues]()
+            num_tokens_before, token_values = collector.num_sampled_tokens, list[TokenValues]()
             timer.start_step()
             with trace.record(step) if trace else contextlib.nullcontext():
                 async with save_state_on_stop(writer, state):
-                    batch = await queue.get()
+                    batch = await collector.collect()
                     timer.end_phase("rollout")
                     samples, metrics = build_training_samples(batch, components)
                     report = await run_policy_update(components, samples, optimizer, reference, token_values.extend)
@@ -157,7 +157,7 @@ async def train(
                     **(report.as_metrics() if report else {}),
                 }
                 log_row = partial(log_step, row)
-                async with save_state_on_stop(writer, state, rollout_queue=queue, log_step=log_row):
+                async with save_state_on_stop(writer, state, batch_collector=collector, log_step=log_row):
                     if on_tokens:
                         await on_tokens(step, token_values)
                         timer.end_phase("token_log")
@@ -165,15 +165,15 @@ async def train(
                         await validation.finish()
                         timer.end_phase("validation_wait")
                     row |= await update_engine_weights(components, step, restart_on_update)
-            queue.set_version(step)  # before the checkpoint: groups start while it is written
+            collector.set_version(step)  # before the checkpoint: groups start while it is written
             timer.end_phase("weight_sync")
             row |= restart_on_update.pop_metrics()
-            row |= timer.compute_metrics(components.backbone.device, queue.num_sampled_tokens - num_tokens_before)
+            row |= timer.compute_metrics(components.backbone.device, collector.num_sampled_tokens - num_tokens_before)
             if pause_seconds := row.get("weight_sync/pause_seconds"):
                 row["weight_sync/pause_share"] = pause_seconds / timer.step_seconds
             row |= compute_update_speed(components.backbone, report, settings.epochs_per_batch, timer.train_seconds)
             row |= alarms.check(step, row)
-            state = advance_trainer_state(state, queue)
+            state = advance_trainer_state(state, collector)
             is_saving = checkpoint.should_save(step, settings, is_validated=validation.is_due(step))
             if is_saving:  # no step that the metrics have is older than the last checkpoint's successor
                 await writer.finish()
@@ -225,20 +225,20 @@ async def update_engine_weights(
         return await components.engine.sync_weights(components.backbone, version) or {}
 
 
-def build_rollout_queue(
+def build_batch_collector(
     components: TrainingComponents,
     tasks: Sequence[Task],
     state: TrainerState,
     on_groups: OnGroups | None,
     on_rollouts: OnRollouts | None,
     restart_on_update: RestartOnUpdate,
-) -> RolloutQueue:
-    """Build the queue of the batches of the remaining steps."""
+) -> BatchCollector:
+    """Build the collector of the batches of the remaining steps."""
     settings = components.recipe.rl
     run_fn = restart_on_update.run_episode if settings.on_weight_update == "restart" else run_episode
-    version, prompt_sampler, group_queue = state.num_finished_steps, state.prompt_sampler, None
+    version, prompt_sampler, group_scheduler = state.num_finished_steps, state.prompt_sampler, None
     if settings.max_staleness:
-        group_queue = GroupQueue(
+        group_scheduler = GroupScheduler(
             partial(collect_group, components, tasks, run_fn=run_fn),
             partial(take_prompts, components.recipe, tasks),
             prompt_sampler,
@@ -247,7 +247,7 @@ def build_rollout_queue(
             version=version,
             next_step=version + len(state.pending_batches),
         )
-    return RolloutQueue(
+    return BatchCollector(
         partial(
             collect_batch,
             components,
@@ -255,7 +255,7 @@ def build_rollout_queue(
             on_groups=on_groups,
             on_rollouts=on_rollouts,
             run_fn=run_fn,
-            group_queue=group_queue,
+            group_scheduler=group_scheduler,
         ),
         prompt_sampler,
         state.pending_batches,
@@ -263,7 +263,7 @@ def build_rollout_queue(
         end_step=settings.steps,
         simulated_staleness=settings.simulated_staleness,
         max_tokens=settings.max_queued_tokens,
-        group_queue=group_queue,
+        group_scheduler=group_scheduler,
     )
 
 
@@ -318,9 +318,9 @@ def load_trainer_state(
         )
 
 
-def advance_trainer_state(state: TrainerState, rollout_queue: RolloutQueue) -> TrainerState:
+def advance_trainer_state(state: TrainerState, batch_collector: BatchCollector) -> TrainerState:
     """Return the state after one more finished step."""
-    sampler, batches, groups = rollout_queue.state
+    sampler, batches, groups = batch_collector.state
     step = state.num_finished_steps + 1
     return replace(
         state, num_finished_steps=step, prompt_sampler=sampler, pending_batches=batches, pending_groups=groups
@@ -353,12 +353,12 @@ def save_state_on_stop(
     writer: CheckpointWriter,
     state: TrainerState,
     *,
-    rollout_queue: RolloutQueue | None = None,
+    batch_collector: BatchCollector | None = None,
     log_step: Callable[[], None] = lambda: None,
 ) -> contextlib.AbstractAsyncContextManager[None]:
     """Write a checkpoint if the block is stopped, as `save_on_stop` does.
 
-    It holds `state`; or, with a `rollout_queue`, the state after one more step, whose metrics `log_step` writes. A
+    It holds `state`; or, with a `batch_collector`, the state after one more step, whose metrics `log_step` writes. A
     block that has begun to change the weights leaves neither.
     """
     num_updates = writer.optimizer.num_updates
@@ -366,10 +366,10 @@ def save_state_on_stop(
     def find_unsaved() -> FinishedStep | None:
         if writer.optimizer.num_updates != num_updates:
             return None
-        if not rollout_queue:
+        if not batch_collector:
             return build_finished_step(writer.folder, state)
         log_step()
-        return build_finished_step(writer.folder, advance_trainer_state(state, rollout_queue))
+        return build_finished_step(writer.folder, advance_trainer_state(state, batch_collector))
 
     return save_on_stop(writer, find_unsaved)
 

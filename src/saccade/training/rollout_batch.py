@@ -21,7 +21,7 @@ Without a limit of rounds (`max_sampling_rounds: null`) a step ends with fewer g
 once, or after a round in which every episode failed; a warning reports the groups that are missing after 4, 8, 16, ...
 rounds.
 
-With `rl.max_staleness` above 0 the groups of a round come from a `group_queue.GroupQueue`, where they may have started
+With `rl.max_staleness` above 0 the groups of a round come from a `GroupScheduler`, where they may have started
 during earlier steps.
 
 `on_rollouts` receives a record of every episode that was started for the step, with what became of it and why.
@@ -47,7 +47,7 @@ from saccade.rollouts.collect import collect
 from saccade.rollouts.components import TrainingComponents
 from saccade.rollouts.runner import RunEpisode, run_episode
 from saccade.training.episode_log import Outcome, RolloutRecord
-from saccade.training.group_queue import GroupQueue
+from saccade.training.group_scheduler import GroupScheduler
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.types import Episode, EpisodeStatus, Group, MediaKind, Score, Task
 from saccade.utils.hashing import derive_seed
@@ -79,22 +79,22 @@ async def collect_batch(
     on_groups: OnGroups | None = None,
     on_rollouts: OnRollouts | None = None,
     run_fn: RunEpisode = run_episode,
-    group_queue: GroupQueue | None = None,
+    group_scheduler: GroupScheduler | None = None,
 ) -> tuple[RolloutBatch, PromptSampler]:
     """Collect the batch of step `step` with `run_fn`; return it and the advanced prompt sampler.
 
-    Each further round takes as many prompts as groups are missing, oversampled like the first; with a `group_queue`,
-    which has a sampler of its own, it takes groups from there. `on_groups` receives all groups, `on_rollouts` all
-    records. Raises DataError if `max_video_share` needs tasks without a video and there are none, EngineError if every
-    episode of the step failed, or if none could be graded, and RunError if groups are missing and
+    Each further round takes as many prompts as groups are missing, oversampled like the first. With a
+    `group_scheduler`, which has a sampler of its own, it takes groups from there. `on_groups` receives all groups,
+    `on_rollouts` all records. Raises DataError if `max_video_share` needs tasks without a video and there are none,
+    EngineError if every episode of the step failed, or if none could be graded, and RunError if groups are missing and
     `rl.selection.on_underfilled` is "stop".
     """
     settings = components.recipe.rl
     progress = _Progress.start(tasks, prompt_sampler, settings)
     while progress.may_collect(settings):
-        if group_queue is not None:
+        if group_scheduler is not None:
             num_required, _ = settings.selection.compute_start_counts(progress.selection.num_missing)
-            progress.add_round(await group_queue.take(step, num_required), settings, step)
+            progress.add_round(await group_scheduler.take(step, num_required), settings, step)
             continue
         prompt_indices, num_required = progress.take_prompts(components)
         groups_by_index: dict[int, Group] = {}
@@ -114,8 +114,8 @@ async def collect_batch(
         }
         progress.cancelled_indices += [prompt_index for prompt_index in prompt_indices if prompt_index not in ended]
         progress.add_round(ended, settings, step)
-    if group_queue is not None:
-        progress.cancelled_indices, progress.discarded = await group_queue.cancel_stale()
+    if group_scheduler is not None:
+        progress.cancelled_indices, progress.discarded = await group_scheduler.cancel_stale()
     groups, discarded = [*progress.groups_by_prompt.values()], progress.discarded
     if on_rollouts is not None:  # before a check fails, which the records may explain
         seed, mixture = components.recipe.seed, Mixture.from_tasks(tasks)
@@ -145,7 +145,7 @@ async def collect_batch(
     num_cancelled = len(progress.cancelled_indices)
     baselines = [group.greedy_baseline.score.total for group in groups if group.greedy_baseline]
     has_video_limit = settings.selection.max_video_share is not None
-    num_surplus_videos = group_queue.num_surplus_videos if group_queue else len(progress.surplus_video_indices)
+    num_surplus_videos = group_scheduler.num_surplus_videos if group_scheduler else len(progress.surplus_video_indices)
     metrics = {
         **compute_step_metrics(groups),
         **({"greedy_baseline_reward": fmean(baselines)} if baselines else {}),
@@ -157,7 +157,7 @@ async def collect_batch(
         "episodes/discarded": float(len(discarded)),
         "sampling_rounds": float(progress.num_rounds),
         **(components.executor.pop_metrics() if components.executor else {}),
-        **(group_queue.metrics if group_queue is not None else {}),
+        **(group_scheduler.metrics if group_scheduler is not None else {}),
         **({"prompts/surplus_videos": float(num_surplus_videos)} if has_video_limit else {}),
     }
     sampled = [*discarded, *(scored.episode for group in groups for scored in group.members)]
@@ -169,8 +169,8 @@ async def collect_batch(
     )
     _pin_images(components, batch.groups, batch)
     requeued_indices = progress.list_surplus() if settings.selection.surplus == "requeue" else []
-    if group_queue is not None:
-        group_queue.complete_batch(requeued_indices)
+    if group_scheduler is not None:
+        group_scheduler.complete_batch(requeued_indices)
     return batch, progress.prompt_sampler.requeue(requeued_indices)
 
 

@@ -1,4 +1,4 @@
-"""The group queue: staleness, each prompt once, groups that are too slow, resuming, failures, no task left running."""
+"""The group scheduler: staleness, each prompt once, slow groups, resuming, failures, no task left running."""
 
 import asyncio
 import random
@@ -13,7 +13,7 @@ from saccade.config.schema import RlConfig
 from saccade.errors import ConfigError
 from saccade.ledger import Ledger
 from saccade.metrics.episode_metrics import count_tokens
-from saccade.training.group_queue import GroupQueue, PendingGroup
+from saccade.training.group_scheduler import GroupScheduler, PendingGroup
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.types import AnswerType, Episode, EpisodeStatus, Group, Score, ScoredEpisode, Task
 
@@ -32,13 +32,13 @@ def build_group(prompt_index, status=EpisodeStatus.ANSWERED, version=None):
 class Rollouts:
     """Runs each group for `num_yields(prompt_index)` iterations of the event loop; records how they started and ended.
 
-    With a `queue` each group ends with a token of the queue's version, which is recorded as the group's.
+    With a `scheduler` each group ends with a token of the scheduler's version, which is recorded as the group's.
     """
 
     def __init__(self, num_yields=lambda prompt_index: 1, fail_at=None):
         self.num_yields, self.fail_at = num_yields, fail_at
         self.version_by_prompt, self.num_running, self.most_running, self.cancelled = {}, 0, 0, []
-        self.ended, self.queue = set(), None
+        self.ended, self.scheduler = set(), None
 
     async def run_group(self, prompt_index, version, on_discarded):
         self.version_by_prompt[prompt_index] = version
@@ -55,10 +55,10 @@ class Rollouts:
         if prompt_index == self.fail_at:
             raise ConfigError("the environment failed", key="environment.name", value="broken")
         self.ended.add(prompt_index)
-        if self.queue is None:
+        if self.scheduler is None:
             return build_group(prompt_index)
-        self.version_by_prompt[prompt_index] = self.queue._version
-        return build_group(prompt_index, version=self.queue._version)
+        self.version_by_prompt[prompt_index] = self.scheduler._version
+        return build_group(prompt_index, version=self.scheduler._version)
 
 
 def take_prompts(prompt_sampler, count):
@@ -66,21 +66,23 @@ def take_prompts(prompt_sampler, count):
     return prompt_indices, (), prompt_sampler
 
 
-def build_queue(rollouts, config, *, state=None, step=0):
+def build_scheduler(rollouts, config, *, state=None, step=0):
     state = state or (PromptSampler(), ())
-    return GroupQueue(rollouts.run_group, take_prompts, *state, settings=config, version=step, next_step=step)
+    return GroupScheduler(rollouts.run_group, take_prompts, *state, settings=config, version=step, next_step=step)
 
 
-async def train(queue, config, *, step=0, end_step=None, between=lambda: 0, on_step=lambda step, prompt_indices: None):
+async def train(
+    scheduler, config, *, step=0, end_step=None, between=lambda: 0, on_step=lambda step, prompt_indices: None
+):
     """Take the groups of all steps, as `collect_batch` does; `between` returns a number of event loop iterations."""
     for number in range(step, config.steps if end_step is None else end_step):
-        prompt_indices = [*await asyncio.wait_for(queue.take(number, config.prompts_per_step), WAIT_LIMIT)]
-        await queue.cancel_stale()
-        queue.complete_batch(())
+        prompt_indices = [*await asyncio.wait_for(scheduler.take(number, config.prompts_per_step), WAIT_LIMIT)]
+        await scheduler.cancel_stale()
+        scheduler.complete_batch(())
         on_step(number, prompt_indices)
         for _ in range(between()):  # the policy update
             await asyncio.sleep(0)
-        queue.set_version(number + 1)
+        scheduler.set_version(number + 1)
 
 
 CONFIGS = st.builds(
@@ -108,8 +110,8 @@ def test_ages_are_bounded_and_no_prompt_is_lost_or_repeated(config, seed):
     checkpoints = [(0, (PromptSampler(), ()))]
     is_dropping = config.on_stale_group == "drop" or config.selection.over_provision > 1
 
-    def check_state(queue, finished):
-        sampler, groups = queue.state
+    def check_state(scheduler, finished):
+        sampler, groups = scheduler.state
         pending = [group.prompt_index for group in groups]
         known = Counter([*sampler.requeued_indices, *pending, *(p for step in finished for p in trained[step])])
         assert not known or max(known.values()) == 1
@@ -119,9 +121,9 @@ def test_ages_are_bounded_and_no_prompt_is_lost_or_repeated(config, seed):
 
     async def run(step, state, num_iterations):
         rollouts = Rollouts(lambda prompt_index: 40 if rng.random() < 0.15 else rng.randrange(6))
-        queue = build_queue(rollouts, config, state=state, step=step)
+        scheduler = build_scheduler(rollouts, config, state=state, step=step)
         if config.on_stale_group == "mask":
-            rollouts.queue = queue
+            rollouts.scheduler = scheduler
 
         def end_step(number, prompt_indices):
             versions = {**rollouts.version_by_prompt, **{group.prompt_index: group.version for group in state[1]}}
@@ -130,26 +132,26 @@ def test_ages_are_bounded_and_no_prompt_is_lost_or_repeated(config, seed):
                 assert 0 <= number - version <= config.max_staleness
             assert len(prompt_indices) == config.prompts_per_step
             trained[number] = prompt_indices
-            checkpoints.append((number + 1, check_state(queue, range(number + 1))))
+            checkpoints.append((number + 1, check_state(scheduler, range(number + 1))))
 
         training = asyncio.ensure_future(
-            train(queue, config, step=step, between=lambda: rng.randrange(12), on_step=end_step)
+            train(scheduler, config, step=step, between=lambda: rng.randrange(12), on_step=end_step)
         )
-        ended = [set(), set(), set()]  # of the last iterations: the queue has a group one or two after its end
+        ended = [set(), set(), set()]  # of the last iterations: the scheduler has a group one or two after its end
         for _ in range(num_iterations):
             ended = [*ended[1:], {*rollouts.ended}]
             await asyncio.sleep(0)
             if training.done():
                 break
             finished = range(checkpoints[-1][0])
-            _, groups = check_state(queue, finished)  # at every moment no group that has ended is lost
+            _, groups = check_state(scheduler, finished)  # at every moment no group that has ended is lost
             if not is_dropping:
                 trained_indices = {prompt_index for number in finished for prompt_index in trained[number]}
                 assert ended[0] - trained_indices <= {group.prompt_index for group in groups}
         else:
             training.cancel()
         await asyncio.gather(training, return_exceptions=True)
-        await queue.close()
+        await scheduler.close()
         if training.done() and not training.cancelled():
             training.result()
         assert rollouts.num_running == 0
@@ -182,16 +184,16 @@ def test_a_slow_group_is_passed_over_until_its_last_step():
 
     async def run():
         config = RlConfig(steps=6, prompts_per_step=2, max_staleness=2, streaming=True, max_groups_in_progress=3)
-        queue = build_queue(SlowFirst(), config)
+        scheduler = build_scheduler(SlowFirst(), config)
         task = asyncio.create_task(
-            train(queue, config, on_step=lambda step, prompt_indices: taken.append(prompt_indices))
+            train(scheduler, config, on_step=lambda step, prompt_indices: taken.append(prompt_indices))
         )
         for _ in range(200):
             await asyncio.sleep(0)
         assert len(taken) == 2
         may_end.set()
         await task
-        await queue.close()
+        await scheduler.close()
 
     asyncio.run(run())
     assert 0 in taken[2]
@@ -206,9 +208,9 @@ def test_a_step_takes_the_oldest_group_also_if_its_prompt_was_drawn_later():
         groups = [
             PendingGroup(prompt_index=number, version=1 - number, group=build_group(number)) for number in range(2)
         ]
-        queue = build_queue(Rollouts(), config, state=(PromptSampler(next_index=2), groups), step=1)
-        prompt_indices = [*await asyncio.wait_for(queue.take(1, 1), WAIT_LIMIT)]
-        await queue.close()
+        scheduler = build_scheduler(Rollouts(), config, state=(PromptSampler(next_index=2), groups), step=1)
+        prompt_indices = [*await asyncio.wait_for(scheduler.take(1, 1), WAIT_LIMIT)]
+        await scheduler.close()
         return prompt_indices
 
     assert asyncio.run(run()) == [1]
@@ -227,12 +229,12 @@ def test_tokens_of_waiting_groups_are_bounded():
             max_groups_in_progress=1,
             max_queued_tokens=5,
         )
-        queue = build_queue(Rollouts(), config)
+        scheduler = build_scheduler(Rollouts(), config)
 
         for step in range(6):
-            await train(queue, config, step=step, end_step=step + 1, between=lambda: 100)
-            num_tokens.append(count_tokens(pending.group for pending in queue.state[1]))
-        await queue.close()
+            await train(scheduler, config, step=step, end_step=step + 1, between=lambda: 100)
+            num_tokens.append(count_tokens(pending.group for pending in scheduler.state[1]))
+        await scheduler.close()
 
     asyncio.run(run())
     assert all(5 <= count < 5 + 3 for count in num_tokens)
@@ -259,20 +261,20 @@ def test_a_slow_group_that_ends_before_its_last_step_is_not_dropped():
             max_groups_in_progress=2,
         )
         rollouts = SlowFirst()
-        queue = build_queue(rollouts, config)
+        scheduler = build_scheduler(rollouts, config)
         for step in range(3):
-            taken.extend(await asyncio.wait_for(queue.take(step, 1), WAIT_LIMIT))
-            cancelled.extend((await queue.cancel_stale())[0])
-            queue.complete_batch(())
-            queue.set_version(step + 1)
+            taken.extend(await asyncio.wait_for(scheduler.take(step, 1), WAIT_LIMIT))
+            cancelled.extend((await scheduler.cancel_stale())[0])
+            scheduler.complete_batch(())
+            scheduler.set_version(step + 1)
             for _ in range(50):  # newer groups end
                 await asyncio.sleep(0)
             if step == 1:
-                assert len(queue.state[1]) >= 1
+                assert len(scheduler.state[1]) >= 1
                 may_end.set()
             for _ in range(50):
                 await asyncio.sleep(0)
-        await queue.close()
+        await scheduler.close()
 
     asyncio.run(run())
     assert cancelled == []
@@ -300,14 +302,18 @@ def test_groups_with_masked_tokens_hold_up_no_step():
             max_groups_in_progress=3,
         )
         rollouts = SlowFirst()
-        queue = rollouts.queue = build_queue(rollouts, config)
-        await train(queue, config, end_step=4, on_step=lambda step, prompt_indices: taken.extend(prompt_indices))
+        scheduler = rollouts.scheduler = build_scheduler(rollouts, config)
+        await train(scheduler, config, end_step=4, on_step=lambda step, prompt_indices: taken.extend(prompt_indices))
         assert not {0, 1} & {*taken}  # their start is 4 versions old
         may_end.set()
         await train(
-            queue, config, step=4, between=lambda: 9, on_step=lambda step, prompt_indices: taken.extend(prompt_indices)
+            scheduler,
+            config,
+            step=4,
+            between=lambda: 9,
+            on_step=lambda step, prompt_indices: taken.extend(prompt_indices),
         )
-        await queue.close()
+        await scheduler.close()
 
     asyncio.run(run())
     assert {0, 1} <= {*taken[4:]}
@@ -316,7 +322,7 @@ def test_groups_with_masked_tokens_hold_up_no_step():
 
 
 def test_a_group_that_is_too_slow_is_dropped_and_its_prompt_drawn_again():
-    taken, num_runs, queues, states = [], Counter(), [], []
+    taken, num_runs, schedulers, states = [], Counter(), [], []
 
     class StuckFirst(Rollouts):
         async def run_group(self, prompt_index, version, on_discarded):
@@ -325,7 +331,7 @@ def test_a_group_that_is_too_slow_is_dropped_and_its_prompt_drawn_again():
                 try:
                     await asyncio.Event().wait()
                 except asyncio.CancelledError:
-                    states.append(queues[0].state)  # as a run that is stopped now saves it
+                    states.append(schedulers[0].state)  # as a run that is stopped now saves it
                     on_discarded(build_group(0).episodes[0].episode)
                     raise
             return await super().run_group(prompt_index, version, on_discarded)
@@ -339,15 +345,15 @@ def test_a_group_that_is_too_slow_is_dropped_and_its_prompt_drawn_again():
             on_stale_group="drop",
             max_groups_in_progress=3,
         )
-        queue = build_queue(StuckFirst(), config)
-        queues.append(queue)
+        scheduler = build_scheduler(StuckFirst(), config)
+        schedulers.append(scheduler)
         cancelled = []
         for step in range(config.steps):
-            taken.append([*await asyncio.wait_for(queue.take(step, 2), WAIT_LIMIT)])
-            cancelled.append(await queue.cancel_stale())
-            queue.complete_batch(())
-            queue.set_version(step + 1)
-        await queue.close()
+            taken.append([*await asyncio.wait_for(scheduler.take(step, 2), WAIT_LIMIT)])
+            cancelled.append(await scheduler.cancel_stale())
+            scheduler.complete_batch(())
+            scheduler.set_version(step + 1)
+        await scheduler.close()
         return cancelled
 
     cancelled = asyncio.run(run())
@@ -365,13 +371,13 @@ def test_a_failure_is_raised_and_no_task_is_left(is_streaming):
     rollouts = Rollouts(lambda prompt_index: 10**6 if prompt_index == 6 else 1, fail_at=5)
 
     async def run():
-        queue = build_queue(rollouts, config)
+        scheduler = build_scheduler(rollouts, config)
         try:
-            await train(queue, config, on_step=lambda step, prompt_indices: trained.extend(prompt_indices))
+            await train(scheduler, config, on_step=lambda step, prompt_indices: trained.extend(prompt_indices))
         finally:
-            states.append(queue.state)
-            await queue.close()
-            states.append(queue.state)
+            states.append(scheduler.state)
+            await scheduler.close()
+            states.append(scheduler.state)
             assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
     states, trained = [], []
@@ -391,10 +397,10 @@ def test_groups_that_failed_are_begun_again_when_a_run_resumes():
             return build_group(prompt_index, status)
 
     async def run():
-        queue = build_queue(Failing(), RlConfig(steps=9, prompts_per_step=2, max_staleness=1, streaming=True))
-        await asyncio.wait_for(queue.take(0, 2), WAIT_LIMIT)
-        state = queue.state  # before the batch is complete
-        await queue.close()
+        scheduler = build_scheduler(Failing(), RlConfig(steps=9, prompts_per_step=2, max_staleness=1, streaming=True))
+        await asyncio.wait_for(scheduler.take(0, 2), WAIT_LIMIT)
+        state = scheduler.state  # before the batch is complete
+        await scheduler.close()
         return state
 
     sampler, groups = asyncio.run(run())
@@ -405,12 +411,12 @@ def test_groups_that_failed_are_begun_again_when_a_run_resumes():
 def test_a_resumed_run_drops_groups_that_are_too_old():
     async def run():
         config = RlConfig(steps=9, prompts_per_step=1, max_staleness=3, streaming=True)
-        queue = build_queue(Rollouts(), config)
-        await train(queue, config, end_step=2, between=lambda: 20)
-        state = queue.state
-        await queue.close()
+        scheduler = build_scheduler(Rollouts(), config)
+        await train(scheduler, config, end_step=2, between=lambda: 20)
+        state = scheduler.state
+        await scheduler.close()
         stricter = config.model_copy(update={"max_staleness": 1})
-        return state, build_queue(Rollouts(), stricter, state=state, step=2).state
+        return state, build_scheduler(Rollouts(), stricter, state=state, step=2).state
 
     (sampler, groups), (stricter_sampler, kept_groups) = asyncio.run(run())
     assert len(groups) > len(kept_groups) > 0
@@ -432,10 +438,12 @@ def test_without_streaming_groups_start_together():
     async def run():
         config = RlConfig(steps=4, prompts_per_step=3, max_staleness=2)
         rng = random.Random(0)
-        queue = build_queue(Recording(lambda prompt_index: rng.randrange(1, 9)), config)
+        scheduler = build_scheduler(Recording(lambda prompt_index: rng.randrange(1, 9)), config)
         taken = []
-        await train(queue, config, between=lambda: 5, on_step=lambda step, prompt_indices: taken.append(prompt_indices))
-        await queue.close()
+        await train(
+            scheduler, config, between=lambda: 5, on_step=lambda step, prompt_indices: taken.append(prompt_indices)
+        )
+        await scheduler.close()
         return taken
 
     assert asyncio.run(run()) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]

@@ -61,7 +61,7 @@ class _Started:
     discarded: list[Episode] = field(default_factory=list)  # its finished episodes if it is cancelled
 
 
-class GroupQueue:
+class GroupScheduler:
     """Groups for the steps `next_step` to `settings.steps` − 1 (from 0).
 
     `run_group` runs a group; `take_prompts` takes the next prompts from a sampler. `groups` have ended already; those

@@ -1,4 +1,4 @@
-"""The rollout queue: order and simulated_staleness of batches; runs whose rollouts overlap policy updates."""
+"""The batch collector: order and simulated_staleness of batches; runs whose rollouts overlap policy updates."""
 
 import asyncio
 import time
@@ -15,11 +15,11 @@ from saccade.errors import ConfigError
 from saccade.protocols import Done, Environment, Observation
 from saccade.rollouts.restart_on_update import RestartOnUpdate
 from saccade.training import checkpoint, policy_update, rl
+from saccade.training.batch_collector import BatchCollector
 from saccade.training.checkpoint_writer import CheckpointWriter
 from saccade.training.distributed.backbone import create_optimizer
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.training.rollout_batch import RolloutBatch
-from saccade.training.rollout_queue import RolloutQueue
 from saccade.training.validation import ValidationSchedule
 from saccade.types import EpisodeStatus, Message
 
@@ -28,7 +28,7 @@ def make_batch(step):
     return RolloutBatch(step=step, groups=(), num_sampled_tokens=10, metrics={})
 
 
-class FakeCollector:
+class FakeCollectBatch:
     """Collects batches; records the version at which each was started."""
 
     def __init__(self):
@@ -39,11 +39,11 @@ class FakeCollector:
         return make_batch(step), PromptSampler(next_index=prompt_sampler.next_index + 1)
 
 
-async def consume(collector, *, end_step, simulated_staleness, batches=(), max_tokens=0):
-    """Get all batches; return (step, number of batches queued behind it) of each, and the queue."""
+async def consume(collect_batch, *, end_step, simulated_staleness, batches=(), max_tokens=0):
+    """Get all batches; return (step, number of batches that wait behind it) of each, and the collector."""
     received, version = [], 0
-    queue = RolloutQueue(
-        collector,
+    collector = BatchCollector(
+        collect_batch,
         PromptSampler(),
         batches,
         version=0,
@@ -52,33 +52,33 @@ async def consume(collector, *, end_step, simulated_staleness, batches=(), max_t
         max_tokens=max_tokens,
     )
     while version < end_step:
-        batch = await queue.get()
-        received.append((batch.step, len(queue.state[1])))
+        batch = await collector.collect()
+        received.append((batch.step, len(collector.state[1])))
         version += 1
-        collector.version = version
-    return received, queue
+        collect_batch.version = version
+    return received, collector
 
 
-def test_without_lag_collector_and_trainer_alternate():
-    collector = FakeCollector()
-    received, queue = asyncio.run(consume(collector, end_step=4, simulated_staleness=0))
-    assert collector.started == [(0, 0), (1, 1), (2, 2), (3, 3)]
+def test_without_lag_collecting_and_training_alternate():
+    collect_batch = FakeCollectBatch()
+    received, collector = asyncio.run(consume(collect_batch, end_step=4, simulated_staleness=0))
+    assert collect_batch.started == [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert received == [(0, 0), (1, 0), (2, 0), (3, 0)]
-    assert queue.state == (PromptSampler(next_index=4), (), ())
-    assert queue.num_sampled_tokens == 40
+    assert collector.state == (PromptSampler(next_index=4), (), ())
+    assert collector.num_sampled_tokens == 40
 
 
 def test_every_batch_has_exactly_the_simulated_staleness():
-    collector = FakeCollector()
-    asyncio.run(consume(collector, end_step=6, simulated_staleness=2))
-    assert collector.started == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2), (5, 3)]
+    collect_batch = FakeCollectBatch()
+    asyncio.run(consume(collect_batch, end_step=6, simulated_staleness=2))
+    assert collect_batch.started == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2), (5, 3)]
 
 
 def test_batches_of_a_checkpoint_come_first():
-    collector, batches = FakeCollector(), [make_batch(0), make_batch(1)]
-    received, _ = asyncio.run(consume(collector, end_step=4, simulated_staleness=2, batches=batches))
+    collect_batch, batches = FakeCollectBatch(), [make_batch(0), make_batch(1)]
+    received, _ = asyncio.run(consume(collect_batch, end_step=4, simulated_staleness=2, batches=batches))
     assert [step for step, _ in received] == [0, 1, 2, 3]
-    assert [step for step, _ in collector.started] == [2, 3]
+    assert [step for step, _ in collect_batch.started] == [2, 3]
 
 
 # ---- in a run --------------------------------------------------------------------------------------------------------

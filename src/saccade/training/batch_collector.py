@@ -1,29 +1,29 @@
 """The batches of a run's steps, in order.
 
-    collect_batch ──batch──> queue ──get──> trainer: policy update, weight sync ──> the next `get`
+    collect_batch ──batch──> BatchCollector ──collect──> trainer: policy update, weight sync ──> the next `collect`
 
 Each batch is collected when the trainer waits for it, in turns with the policy updates; with `simulated_staleness` that
 many steps earlier. With `rl.max_staleness` above 0 it consists of groups that were started during
-earlier steps (`group_queue`).
+earlier steps (`group_scheduler`).
 """
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from saccade.metrics.episode_metrics import count_tokens
-from saccade.training.group_queue import GroupQueue, PendingGroup
+from saccade.training.group_scheduler import GroupScheduler, PendingGroup
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.training.rollout_batch import RolloutBatch
 
 CollectBatch = Callable[[PromptSampler, int], Awaitable[tuple[RolloutBatch, PromptSampler]]]
 
 
-class RolloutQueue:
+class BatchCollector:
     """The batches of steps `version` to `end_step` − 1, in order, each collected `simulated_staleness` steps ahead.
 
-    `batches` are queued already. While they have `max_tokens` tokens or more (0: no limit), none is collected ahead.
+    `batches` are collected already. While they have `max_tokens` tokens or more (0: no limit), none is collected ahead.
     `num_sampled_tokens` counts the tokens sampled for the batches it collected. `collect_batch` takes groups from
-    `group_queue`, if there is one.
+    `group_scheduler`, if there is one.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class RolloutQueue:
         end_step: int,
         simulated_staleness: int,
         max_tokens: int = 0,
-        group_queue: GroupQueue | None = None,
+        group_scheduler: GroupScheduler | None = None,
     ) -> None:
-        self.num_sampled_tokens, self._max_tokens, self._group_queue = 0, max_tokens, group_queue
+        self.num_sampled_tokens, self._max_tokens, self._group_scheduler = 0, max_tokens, group_scheduler
         self._collect_batch, self._prompt_sampler, self._batches = collect_batch, prompt_sampler, deque(batches)
         self._next_step, self._end_step, self._simulated_staleness = (
             version + len(batches),
@@ -49,20 +49,20 @@ class RolloutQueue:
     @property
     def state(self) -> tuple[PromptSampler, tuple[RolloutBatch, ...], tuple[PendingGroup, ...]]:
         """Return what a checkpoint saves: the sampler of the next prompts, and the batches and groups to train on."""
-        sampler, groups = self._group_queue.state if self._group_queue else (self._prompt_sampler, ())
+        sampler, groups = self._group_scheduler.state if self._group_scheduler else (self._prompt_sampler, ())
         return sampler, tuple(self._batches), groups
 
     def set_version(self, version: int) -> None:
         """Record that the engine has new weights."""
-        if self._group_queue is not None:
-            self._group_queue.set_version(version)
+        if self._group_scheduler is not None:
+            self._group_scheduler.set_version(version)
 
     async def close(self) -> None:
         """Cancel the groups in progress."""
-        if self._group_queue is not None:
-            await self._group_queue.close()
+        if self._group_scheduler is not None:
+            await self._group_scheduler.close()
 
-    async def get(self) -> RolloutBatch:
+    async def collect(self) -> RolloutBatch:
         """Return the next batch."""
         while not self._batches or self._has_room():
             batch, self._prompt_sampler = await self._collect_batch(self._prompt_sampler, self._next_step)
