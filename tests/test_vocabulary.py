@@ -219,7 +219,7 @@ OLD_NAMES = {
     "saccade.Batch": "saccade.MicroBatch",
     "predictor_N": "logit_index_N",
     "seed_epochs": "seed_salts",
-    "proximal_logp_N": "trainer_logp_N",
+    "proximal_logp_N": "old_logp_N",
     "rollout_logp_N": "engine_logp_N",
     "gap_N": "logprob_diff_N",
     "requeued_positions": "requeued_indices",
@@ -265,6 +265,7 @@ OLD_NAMES = {
     "rollout_queue": "batch_collector",
     "GroupQueue": "GroupScheduler",
     "group_queue": "group_scheduler",
+    "trainer_logp_N": "old_logp_N",
     "MaterializeReport": "RewriteReport",
 }
 OLD_NAME = re.compile(

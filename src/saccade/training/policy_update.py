@@ -64,7 +64,7 @@ def update_policy(
 ) -> StepReport:
     """Take `epochs_per_batch` passes over the samples of a rollout batch, with one optimizer step per mini-batch.
 
-    The trainer's logprobs before the first step (the proximal policy) are those of that step's forward pass, so they
+    The trainer's logprobs before the first step (`old_logp_N`) are those of that step's forward pass, so they
     are computed beforehand only for further steps. Advantages are whitened over the whole rollout batch, losses
     averaged over a mini-batch. `check_cancelled` is called before each micro-batch up to the first update. `on_tokens`
     receives what each mini-batch's first pass computed for every token. Raises EngineError if a packed token isn't the
@@ -88,10 +88,10 @@ def update_policy(
             ]
         num_updates = settings.epochs_per_batch * len(mini_batches)
         if num_updates > 1 and settings.loss.old_logprobs == "trainer":
-            trainer_logps = _compute_logprobs(components, micro_batches, check_cancelled)
+            old_logps = _compute_logprobs(components, micro_batches, check_cancelled)
             micro_batches = [
-                replace(micro_batch, trainer_logp_N=logp_N)
-                for micro_batch, logp_N in zip(micro_batches, trainer_logps, strict=True)
+                replace(micro_batch, old_logp_N=logp_N)
+                for micro_batch, logp_N in zip(micro_batches, old_logps, strict=True)
             ]
         if settings.advantage.whiten == "tokens":
             micro_batches = _whiten_advantages(micro_batches)
@@ -149,7 +149,7 @@ class PolicyLoss:
         assert micro_batch.weight_N is not None, "the tokens of a micro-batch have no weights"
         return compute_policy_loss(
             logp_N,
-            None if micro_batch.trainer_logp_N is None else load(micro_batch.trainer_logp_N),
+            None if micro_batch.old_logp_N is None else load(micro_batch.old_logp_N),
             load(micro_batch.advantage_N),
             load(micro_batch.weight_N),
             settings=self._settings.loss,
@@ -241,10 +241,10 @@ def _list_token_values(
 ) -> Iterator[TokenValues]:
     """Yield the values of each sample of the micro-batches, from the results of their forward passes.
 
-    The trainer's logprobs are those of the proximal policy where a setting has them computed.
+    The trainer's logprobs are those before the update (`old_logp_N`) where a setting has them computed.
     """
     for micro_batch, result in zip(micro_batches, results, strict=True):
-        logp_N = result.logp_N if micro_batch.trainer_logp_N is None else micro_batch.trainer_logp_N
+        logp_N = result.logp_N if micro_batch.old_logp_N is None else micro_batch.old_logp_N
         for index in np.unique(micro_batch.sample_N).tolist():
             is_own_N, ledger = micro_batch.sample_N == index, samples[index].ledger
             yield TokenValues(
