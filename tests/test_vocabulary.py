@@ -266,6 +266,9 @@ OLD_NAMES = {
     "GroupQueue": "GroupScheduler",
     "group_queue": "group_scheduler",
     "trainer_logp_N": "old_logp_N",
+    "checkpoints.every": "checkpoints.keep_every",
+    "sft.checkpoints.every": "sft.checkpoints.keep_every",
+    "rl.checkpoints.every": "rl.checkpoints.keep_every",
     "MaterializeReport": "RewriteReport",
 }
 OLD_NAME = re.compile(

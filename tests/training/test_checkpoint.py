@@ -90,7 +90,7 @@ def test_the_two_newest_checkpoints_and_other_folders_are_kept(tmp_path, compone
         ({}, {}, [11, 12]),
         ({"last": 1}, {}, [12]),
         ({"last": 1, "keep_steps": (3, 5)}, {}, [3, 5, 12]),
-        ({"last": 1, "every": 5}, {}, [5, 10, 12]),
+        ({"last": 1, "keep_every": 5}, {}, [5, 10, 12]),
         ({"last": 1, "best": 2}, {2: 0.25, 4: 0.5, 6: 0.5, 8: 0.75}, [4, 8, 12]),
         ({"last": 1, "best": 1, "mode": "min"}, {2: 0.25, 4: 0.5, 6: float("nan")}, [2, 12]),
         ({"last": 2, "best": 1}, {99: 1.0}, [11, 12]),  # no checkpoint of the best step
@@ -132,7 +132,7 @@ def test_a_checkpoint_that_a_training_starts_from_is_never_deleted(tmp_path):
 
 
 def test_saved_steps():
-    settings = SftConfig(steps=10, save_every=4, checkpoints=CheckpointConfig(keep_steps=(5,), every=3, best=1))
+    settings = SftConfig(steps=10, save_every=4, checkpoints=CheckpointConfig(keep_steps=(5,), keep_every=3, best=1))
     assert [step for step in range(1, 11) if checkpoint.should_save(step, settings)] == [3, 4, 5, 6, 8, 9, 10]
     assert checkpoint.should_save(7, settings, is_validated=True)
     assert checkpoint.count_kept_checkpoints(settings) == 2 + 1 + 3 + 1

@@ -539,7 +539,7 @@ class CheckpointConfig(Section):
     best: NonNegativeInt = 0
     metric: str = "greedy/accuracy"  # metric of the validation that `best` compares
     mode: Literal["max", "min"] = "max"  # whether the largest or the smallest value of `metric` is the best
-    every: NonNegativeInt = 0  # a checkpoint of every so many steps is saved and kept; 0 = off
+    keep_every: NonNegativeInt = 0  # a checkpoint of every so many steps is saved and kept; 0 = off
     keep_steps: tuple[PositiveInt, ...] = ()  # steps whose checkpoints are saved and kept
     # write a checkpoint while the training continues, from a copy of weights and optimizer in the memory of the CPU.
     # false = the training waits until the checkpoint is written, and needs no copy

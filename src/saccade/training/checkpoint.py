@@ -92,7 +92,7 @@ def should_save(step: int, settings: SftConfig | RlConfig, *, is_validated: bool
     return (
         step % settings.save_every == 0
         or step in (settings.steps, *retention.keep_steps)
-        or (retention.every > 0 and step % retention.every == 0)
+        or (retention.keep_every > 0 and step % retention.keep_every == 0)
         or (retention.best > 0 and is_validated)
     )
 
@@ -100,7 +100,7 @@ def should_save(step: int, settings: SftConfig | RlConfig, *, is_validated: bool
 def count_kept_checkpoints(settings: SftConfig | RlConfig) -> int:
     """Return how many checkpoints of a finished stage its settings keep, at most."""
     retention = settings.checkpoints
-    regular = settings.steps // retention.every if retention.every else 0
+    regular = settings.steps // retention.keep_every if retention.keep_every else 0
     return retention.last + retention.best + regular + len(retention.keep_steps)
 
 
@@ -176,11 +176,11 @@ def rank_steps(steps: Collection[int], retention: CheckpointConfig, scores: Mapp
 def select_kept_steps(steps: Collection[int], retention: CheckpointConfig, scores: Mapping[int, float]) -> set[int]:
     """Return the steps whose checkpoints `retention` keeps.
 
-    >>> retention = CheckpointConfig(last=1, best=1, every=4, keep_steps=(5,))
+    >>> retention = CheckpointConfig(last=1, best=1, keep_every=4, keep_steps=(5,))
     >>> sorted(select_kept_steps(range(1, 11), retention, {2: 0.5, 3: 0.75}))
     [3, 4, 5, 8, 10]
     """
-    regular = {step for step in steps if retention.every and step % retention.every == 0}
+    regular = {step for step in steps if retention.keep_every and step % retention.keep_every == 0}
     best = rank_steps(steps, retention, scores)[: retention.best]
     return {
         *sorted(steps)[-retention.last :],
