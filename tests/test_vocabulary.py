@@ -93,7 +93,7 @@ OLD_NAMES = {
     "must_show_image": "require_tool_image",
     "min_spread": "reward_std",
     "min_reward_std": "reward_std",
-    "correct_with_negative_advantage": "drop_correct_negative",
+    "correct_with_negative_advantage": "drop_correct_with_negative_advantage",
     "on_short": "on_underfilled",
     "importance_cap": "tis_cap",
     "behaviour_cap": "stale_tis_cap",
@@ -164,7 +164,7 @@ OLD_NAMES = {
     "evaluation.limit": "evaluation.num_tasks",
     "correct: true": "is_accuracy: true",
     "rewards.accuracy.correct": "rewards.accuracy.is_accuracy",
-    "correct_negative": "drop_correct_negative",
+    "correct_negative": "drop_correct_with_negative_advantage",
     "tool_image": "require_tool_image",
     "reads_costly": "direct_answers_call_penalty",
     "initial_checkpoints/usual": "initial_checkpoints/base_sft",
@@ -269,6 +269,8 @@ OLD_NAMES = {
     "checkpoints.every": "checkpoints.keep_every",
     "sft.checkpoints.every": "sft.checkpoints.keep_every",
     "rl.checkpoints.every": "rl.checkpoints.keep_every",
+    "drop_correct_negative": "drop_correct_with_negative_advantage",
+    "frac_correct_negative": "frac_correct_with_negative_advantage",
     "MaterializeReport": "RewriteReport",
 }
 OLD_NAME = re.compile(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from saccade.algorithms import group_advantages
 from saccade.algorithms.frame_budget import draw_frame_budget
 from saccade.algorithms.group_advantages import (
-    compute_frac_correct_negative,
+    compute_frac_correct_with_negative_advantage,
     resolve_estimator,
     shape_rewards,
     whiten,
@@ -235,10 +235,10 @@ def test_advantages_sum_to_zero_in_every_group_or_over_the_batch(drawn, estimato
 
 def test_fraction_of_correct_episodes_with_negative_advantage():
     groups = [make_group("a", [1.2, 1, 1, 1]), make_group("b", [1, 0])]
-    assert compute_frac_correct_negative(
+    assert compute_frac_correct_with_negative_advantage(
         groups, compute_group_advantages(groups, AdvantageConfig(estimator="dr_grpo"))
     ) == pytest.approx(3 / 5)
-    assert compute_frac_correct_negative([], []) == 0.0
+    assert compute_frac_correct_with_negative_advantage([], []) == 0.0
 
 
 # ---- selection -------------------------------------------------------------------------------------------------------
@@ -341,9 +341,9 @@ def test_correct_episodes_with_a_negative_advantage_can_be_left_out():
     """Three episodes of [1.2, 1, 1, 1] and [1, 0] are; both groups remain."""
     groups = [make_group("a", [1.2, 1, 1, 1]), make_group("b", [1, 0])]
     advantages = compute_group_advantages(groups, AdvantageConfig(estimator="dr_grpo"))
-    masks, [report] = filter_by_advantage(groups, advantages, {**FILTERS, "drop_correct_negative": {}})
+    masks, [report] = filter_by_advantage(groups, advantages, {**FILTERS, "drop_correct_with_negative_advantage": {}})
     assert masks == [[True, False, False, False], [True, True]]
-    assert (report.name, report.num_groups) == ("drop_correct_negative", (2, 0))
+    assert (report.name, report.num_groups) == ("drop_correct_with_negative_advantage", (2, 0))
     assert (report.num_episodes, report.frac_correct) == ((3, 3), (pytest.approx(2 / 3), 1.0))
 
 

@@ -509,7 +509,8 @@ SETTINGS = (
     "rl={advantage: {estimator: accuracy_baseline}, loss: {above_tis_cap: mask, above_stale_tis_cap: mask}}",
     "model.trained_weights=language_model",
     "rl={num_mini_batches: 2, advantage: {whiten: tokens}, kl: {advantage_coef: 0.01}}",
-    "rl={filters: {drop_correct_negative: {}}, selection: {rank_by: reward_std, oversample: 2, surplus: requeue}}",
+    "rl={filters: {drop_correct_with_negative_advantage: {}}, "
+    "selection: {rank_by: reward_std, oversample: 2, surplus: requeue}}",
     "rl={filters: {require_tool_image: {}, length: {max_tokens: 4000}}, selection: {max_sampling_rounds: 2}}",
     "rewards.format_reward.settings={anchor_credit: tokens}",
 )
@@ -572,9 +573,10 @@ REPORTED = """
     reward accuracy format_compliance calls calls/executed calls/succeeded frac_with_tool_call turns response_tokens
     visual_tokens sampled_tokens entropy grad_norm approx_kl clip_fraction engine_trainer_logprob_diff_mean
     engine_trainer_logprob_diff_max tis_weight_mean tis_weight_max frac_tis_truncated staleness_mean staleness_max
-    frac_correct_negative groups/kept groups/dropped/statuses groups/dropped/too_few_episodes groups/dropped/reward_std
-    groups/dropped/surplus groups/cancelled episodes/cancelled frac_ungraded episodes/discarded episodes/restarted
-    restart_discarded_tokens sampling_rounds lr loss packed_tokens trained_tokens
+    frac_correct_with_negative_advantage groups/kept groups/dropped/statuses groups/dropped/too_few_episodes
+    groups/dropped/reward_std groups/dropped/surplus groups/cancelled episodes/cancelled frac_ungraded
+    episodes/discarded episodes/restarted restart_discarded_tokens sampling_rounds lr loss packed_tokens
+    trained_tokens
 """
 
 

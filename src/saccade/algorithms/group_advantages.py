@@ -192,7 +192,7 @@ def _compute_parts(
     return np.diff(np.stack(advantages), axis=0, prepend=0.0)
 
 
-def compute_frac_correct_negative(groups: Sequence[Group], advantages: Sequence[ArrayLike]) -> float:
+def compute_frac_correct_with_negative_advantage(groups: Sequence[Group], advantages: Sequence[ArrayLike]) -> float:
     """Return the fraction of correct episodes whose advantage is below 0; 0.0 if none is correct."""
     is_negative = [
         value < 0

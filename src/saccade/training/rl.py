@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from saccade.algorithms.group_advantages import compute_frac_correct_negative, compute_group_advantages
+from saccade.algorithms.group_advantages import compute_frac_correct_with_negative_advantage, compute_group_advantages
 from saccade.algorithms.group_filter import filter_by_advantage
 from saccade.errors import DataError
 from saccade.media.relocation import map_media_paths
@@ -276,7 +276,7 @@ def build_training_samples(
     totals = [advantages_G.total_G for advantages_G in advantages]
     masks, reports = filter_by_advantage(groups, totals, settings.active_filters)
     metrics = {
-        "frac_correct_negative": compute_frac_correct_negative(groups, totals),
+        "frac_correct_with_negative_advantage": compute_frac_correct_with_negative_advantage(groups, totals),
         **compute_filter_metrics(reports),
     }
     decode = components.backbone.renderer.decode

@@ -120,7 +120,10 @@ def test_report_names_every_initial_checkpoint(build_ablation):
 
 def test_curve_titles():
     assert format_curve_title("call_reward_diff/K=32") == "Reward with calls minus without, K=32"
-    assert format_curve_title("frac_correct_negative") == "Correct episodes with a negative advantage, share"
+    assert (
+        format_curve_title("frac_correct_with_negative_advantage")
+        == "Correct episodes with a negative advantage, share"
+    )
     assert format_curve_title("whatever") == "whatever"
 
 

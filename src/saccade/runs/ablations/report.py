@@ -53,7 +53,7 @@ CURVE_TITLES = {
     "frac_with_tool_call": "Share of episodes with a call",
     "entropy": "Entropy, nats per token",
     "grad_norm": "Gradient norm before clipping",
-    "frac_correct_negative": "Correct episodes with a negative advantage, share",
+    "frac_correct_with_negative_advantage": "Correct episodes with a negative advantage, share",
     "turns": "Turns per episode",
     "response_tokens": "Tokens sampled by the main agent",
     "seconds/rollout": "Seconds of a step's rollouts",

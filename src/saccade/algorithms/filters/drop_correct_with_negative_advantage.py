@@ -3,6 +3,6 @@
 from saccade.types import ScoredEpisode
 
 
-def drop_correct_negative(scored: ScoredEpisode, *, advantage: float) -> bool:
+def drop_correct_with_negative_advantage(scored: ScoredEpisode, *, advantage: float) -> bool:
     """Return False for a correct episode with an advantage below 0 (PyVision-RL, arXiv 2602.20739)."""
     return advantage >= 0 or not scored.score.is_correct
