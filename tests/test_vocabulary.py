@@ -271,6 +271,7 @@ OLD_NAMES = {
     "rl.checkpoints.every": "rl.checkpoints.keep_every",
     "drop_correct_negative": "drop_correct_with_negative_advantage",
     "frac_correct_negative": "frac_correct_with_negative_advantage",
+    "FollowerEngine": "SharedServersEngine",
     "MaterializeReport": "RewriteReport",
 }
 OLD_NAME = re.compile(

@@ -228,8 +228,8 @@ class ProbeableEngine(Protocol):
 
 
 @runtime_checkable
-class FollowerEngine(Protocol):
-    """An engine whose weights another process may sync: workers follow the trainer's engine, as clients of its servers.
+class SharedServersEngine(Protocol):
+    """An engine whose servers several processes share: the trainer's syncs their weights, those of workers follow it.
 
     trainer: sync_weights() ──> copy the weights ──> in the block of set_switch_guard: servers switch
                                                         every worker: in pause_requests(): follow(get_sync_state())

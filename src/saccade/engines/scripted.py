@@ -79,11 +79,11 @@ class Scripted:
             self.version = version
 
     def set_switch_guard(self, guard: Callable[[], AbstractAsyncContextManager[None]]) -> None:
-        """Let `sync_weights` set the version inside a block of `guard()`; see protocols.FollowerEngine."""
+        """Let `sync_weights` set the version inside a block of `guard()`; see protocols.SharedServersEngine."""
         self._guard_switch = guard
 
     def get_sync_state(self) -> int:
-        """Return the version; see protocols.FollowerEngine."""
+        """Return the version; see protocols.SharedServersEngine."""
         return self.version
 
     def pause_requests(self) -> AbstractAsyncContextManager[None]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from saccade import plugins
 from saccade.config.schema import Recipe
 from saccade.errors import ConfigError
-from saccade.protocols import FollowerEngine
+from saccade.protocols import SharedServersEngine
 from saccade.rollouts.components import RolloutComponents, runs_model_here
 from saccade.rollouts.processes import ProcessEngine, ProcessExecutor
 from saccade.rollouts.ray.executor import RayEngine, RayExecutor
@@ -35,7 +35,7 @@ def connect_executor(components: C, folder: Path, *, has_rewards: bool = True) -
     else:
         executor = RayExecutor(components, folder, has_rewards=has_rewards)
         engine = RayEngine(components.engine, executor)
-        if isinstance(components.engine, FollowerEngine):
+        if isinstance(components.engine, SharedServersEngine):
             components.engine.set_switch_guard(executor.pause)
     return replace(components, engine=engine, executor=executor)
 

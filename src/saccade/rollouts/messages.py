@@ -160,7 +160,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Continue with the weights that `state` describes; see protocols.FollowerEngine."""
+    """Continue with the weights that `state` describes; see protocols.SharedServersEngine."""
 
     state: Any
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from saccade import sandbox
 from saccade.errors import RunError, SaccadeError, convert_errors
-from saccade.protocols import Engine, FollowerEngine, ScoreResult
+from saccade.protocols import Engine, ScoreResult, SharedServersEngine
 from saccade.rollouts.collect import await_episodes
 from saccade.rollouts.messages import (
     LOG_FORMAT,
@@ -181,7 +181,7 @@ class RolloutWorker:
         self._pause, engine = contextlib.AsyncExitStack(), self._components.engine
         self._pause.enter_context(self._components.clock.pause())
         self._pause.enter_context(self._restart_on_update.cancel_episodes())
-        if isinstance(engine, FollowerEngine):
+        if isinstance(engine, SharedServersEngine):
             await self._pause.enter_async_context(engine.pause_requests())
 
     async def resume(self, sync_state: Any) -> None:
@@ -193,7 +193,7 @@ class RolloutWorker:
 
     def _follow(self, sync_state: Any) -> None:
         engine = self._components.engine if self._components else None
-        if sync_state != self._sync_state and isinstance(engine, FollowerEngine):
+        if sync_state != self._sync_state and isinstance(engine, SharedServersEngine):
             engine.follow(sync_state)
             self._sync_state = sync_state
 
@@ -220,7 +220,7 @@ class RolloutWorker:
             num_finished_episodes=self._num_episodes,
             num_sampled_tokens=self._num_tokens,
             version=engine.version if engine else 0,
-            outdated_servers=engine.list_outdated_servers() if isinstance(engine, FollowerEngine) else (),
+            outdated_servers=engine.list_outdated_servers() if isinstance(engine, SharedServersEngine) else (),
         )
 
 

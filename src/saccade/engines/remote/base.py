@@ -257,11 +257,11 @@ class RemoteEngine:
         return await self._weight_sync.sync_weights(self._pool, source, version)
 
     def set_switch_guard(self, guard: Callable[[], AbstractAsyncContextManager[None]]) -> None:
-        """Pause other clients while servers switch weights; see protocols.FollowerEngine."""
+        """Pause other clients while servers switch weights; see protocols.SharedServersEngine."""
         self._weight_sync.guard_switch = guard
 
     def get_sync_state(self) -> SyncState | None:
-        """Return what clients in other processes must know; see protocols.FollowerEngine."""
+        """Return what clients in other processes must know; see protocols.SharedServersEngine."""
         return self._weight_sync.state
 
     @contextlib.asynccontextmanager

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import BrokenEngineError, ConfigError, SaccadeError
-from saccade.protocols import FollowerEngine, WeightSource
+from saccade.protocols import SharedServersEngine, WeightSource
 from saccade.rollouts import messages
 from saccade.rollouts.child_process import ChildProcess
 from saccade.rollouts.components import RolloutComponents
@@ -95,7 +95,7 @@ class RayExecutor(WorkerExecutor):
             yield
         finally:
             self._pause_done = None
-            if isinstance(self._engine, FollowerEngine):
+            if isinstance(self._engine, SharedServersEngine):
                 self._sync_state = self._engine.get_sync_state()
             if self._is_connected:
                 self._send(messages.Resume(self._sync_state))
@@ -211,7 +211,7 @@ class RayExecutor(WorkerExecutor):
         if status.num_up:
             self._last_up = asyncio.get_running_loop().time()
         self._check_outage()
-        if status.outdated_servers and self._pause_done is None and isinstance(self._engine, FollowerEngine):
+        if status.outdated_servers and self._pause_done is None and isinstance(self._engine, SharedServersEngine):
             self._engine.reload_servers(status.outdated_servers)
 
     def _end_pause(self) -> None:
@@ -245,10 +245,10 @@ class RayEngine(EngineWithWorkers):
 
     async def sync_weights(self, source: WeightSource, version: int) -> Mapping[str, float] | None:
         """Sync the weights; the workers are paused while servers switch. See protocols.Engine."""
-        if not isinstance(self._engine, FollowerEngine):
+        if not isinstance(self._engine, SharedServersEngine):
             raise ConfigError(
                 f"rollouts.executor=ray can't train with the engine {type(self._engine).__name__}, which doesn't "
-                "implement FollowerEngine; set rollouts.executor=local",
+                "implement SharedServersEngine; set rollouts.executor=local",
                 key="rollouts.executor",
                 value="ray",
             )
