@@ -176,12 +176,12 @@ def test_a_request_that_takes_too_long_does_not_mark_a_healthy_server_down(rende
         async with engine_of(renderer, served.url, request_timeout=0.5, max_retries=3) as engine:
             await generate(engine, prompt(renderer, "warm"))
             reply = await generate(engine, prompt(renderer, "What?"))
-            return reply, engine._pool.servers[0].generation
+            return reply, engine._pool.servers[0].incarnation
 
     with server(renderer, lambda number, body: "hang" if number == 1 else None) as served:
-        reply, generation = asyncio.run(body(served))
+        reply, incarnation = asyncio.run(body(served))
     assert len(reply.tokens) == 3
-    assert generation == 1
+    assert incarnation == 1
 
 
 def test_requests_beyond_the_limit_wait_and_controls_do_not(renderer):

@@ -300,18 +300,18 @@ def test_late_failures_of_old_requests_do_not_mark_a_reconnected_server_down(bac
                 engine.generate(GenerationRequest(prompt(renderer, text), make_sampling(renderer))) for text in "abcd"
             ]
             replies = asyncio.gather(*requests)
-            await wait_until(lambda: home.generation == 2)
+            await wait_until(lambda: home.incarnation == 2)
             has_reconnected.set()
             while not replies.done():
                 assert home.is_up, "it was marked down a second time"
                 await asyncio.sleep(0.01)
-            return await replies, home.generation
+            return await replies, home.incarnation
 
     with server(renderer, behave) as served:
-        replies, generation = asyncio.run(body(served.url))
+        replies, incarnation = asyncio.run(body(served.url))
     assert all(reply.tokens for reply in replies)
     assert len(served.bodies) == 8
-    assert generation == 2
+    assert incarnation == 2
 
 
 def test_no_server_for_too_long_stops_the_run(backbone):

@@ -124,7 +124,7 @@ def test_an_aborted_reply_continues_after_each_update_from_its_tokens(backbone, 
             await engine.sync_weights(backbone, version)
         gate.open()
         completions = await asyncio.gather(*tasks)
-        assert engine._pool.servers[0].generation == 1, "the server was down"
+        assert engine._pool.servers[0].incarnation == 1, "the server was down"
         await engine.close()
         return completions
 
@@ -397,7 +397,7 @@ def test_a_transient_error_costs_no_second_load(backbone, engine_at, path):
         served.refuses, served.num_refusals = path, 1
         await engine.sync_weights(backbone, 2)
         assert served.num_refused == 1
-        assert engine._pool.servers[0].generation == 1, "the server was down"
+        assert engine._pool.servers[0].incarnation == 1, "the server was down"
         await engine.close()
 
     with server(backbone.renderer) as served:

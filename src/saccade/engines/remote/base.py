@@ -231,7 +231,7 @@ class RemoteEngine:
                 await self._weight_sync.compare_tensors(server, loaded)
             if loaded is self._weight_sync.current:
                 break
-        if not server.generation and (warning := handshake.check_seeds(server)):
+        if not server.incarnation and (warning := handshake.check_seeds(server)):
             _logger.warning("%s: %s", server.url, warning)
         # No await from here on: the pool marks the server up before the current version can change.
 

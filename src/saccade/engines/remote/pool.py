@@ -97,7 +97,7 @@ class Pool:
         """
         server = await self._choose_server(group_key, avoid)
         server.num_in_flight += 1
-        generation = server.generation
+        incarnation = server.incarnation
         try:
             async with asyncio.timeout(None) as limit:
                 self._request_timeouts[limit] = server
@@ -112,7 +112,7 @@ class Pool:
         except (ServerBusy, ServerTimeout):  # a timeout may be ours, or that of one long reply: see `check_response`
             raise
         except ServerError as error:
-            if server.generation == generation:
+            if server.incarnation == incarnation:
                 self.mark_down(server, str(error))
             raise
         finally:
@@ -250,16 +250,16 @@ class Pool:
 
     async def check_response(self, server: Server) -> None:
         """Mark a server down if it doesn't respond to two health checks, after a request that took too long."""
-        generation = server.generation
+        incarnation = server.incarnation
         for _ in range(2):
             if await self.check_health(server) is not None:
                 return
-        if server.generation == generation:
+        if server.incarnation == incarnation:
             self.mark_down(server, f"{server.url} hangs: a request and two health checks took too long")
 
     async def check_health(self, server: Server) -> bool | None:
         """Return whether a server is healthy, None if it doesn't respond; mark it down if it is not healthy."""
-        generation = server.generation
+        incarnation = server.incarnation
         try:
             async with asyncio.timeout(_HEALTH_CHECK_INTERVAL):
                 await server.check_path("/health")
@@ -268,7 +268,7 @@ class Pool:
         except EngineError:  # the server has no such path
             return True
         except ServerError as error:
-            if server.generation == generation:
+            if server.incarnation == incarnation:
                 self.mark_down(server, str(error))
             return False
         return True
@@ -290,7 +290,7 @@ class Pool:
                 error = BrokenEngineError(str(error), key=error.key, value=error.value)
             self._fail_permanently(error)
             return
-        server.is_up, server.generation, self._all_down_since = True, server.generation + 1, None
+        server.is_up, server.incarnation, self._all_down_since = True, server.incarnation + 1, None
         if self._outage_reported or server in self._reported_down:
             _logger.warning("%s is up again; the run continues", server.url)
             self._outage_reported = False

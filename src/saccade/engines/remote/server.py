@@ -189,7 +189,7 @@ class Server:
 
     At most `max_concurrency` replies are requested at a time (0: no limit).
 
-    `num_in_flight` counts our unfinished requests, `generation` how often the server came up, `max_model_len` is its
+    `num_in_flight` counts our unfinished requests, `incarnation` how often the server came up, `max_model_len` is its
     context in tokens, `vocab_size` the bound of its token ids, `is_seeded` whether seeds determine its samples,
     `was_reached` whether any handshake had a connection (None: not tried yet), `version_by_label` the weight version of
     each label that it may report. `sent_label` is the label of the last weight update, `loaded_label` the same if the
@@ -216,7 +216,7 @@ class Server:
         # Requests beyond the limit wait here, without a connection. Requests of weight syncs don't wait for them.
         self._client, self._control_client = create_client(max_concurrency=max_concurrency), create_client()
         self._sent_images = SentImages()
-        self.is_up, self.num_in_flight, self.generation = False, 0, 0
+        self.is_up, self.num_in_flight, self.incarnation = False, 0, 0
         self.max_model_len, self.vocab_size = 0, 0
         self.down_reason, self.is_seeded = "no handshake yet", True
         self.was_reached: bool | None = None

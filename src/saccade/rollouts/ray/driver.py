@@ -62,7 +62,7 @@ class RolloutWorkerHandle:
     name: str
     actor: Any
     is_up: bool = False
-    generation: int = 0  # how often it came up
+    incarnation: int = 0  # how often it came up
     leases: dict[GroupKey, Lease] = field(default_factory=dict)  # the groups in progress
     lost: asyncio.Event = field(default_factory=asyncio.Event)  # set by a call that failed
     lost_reason: str = ""
@@ -164,7 +164,7 @@ class Driver:
             self._start(self._run(worker, lease))
 
     async def _run(self, worker: RolloutWorkerHandle, lease: Lease) -> None:
-        key, generation = lease.request.key, worker.generation
+        key, incarnation = lease.request.key, worker.incarnation
         try:
             result = await worker.actor.run_group.remote(lease.request, self._sync_state)
             if result is None:  # its episodes have ended: other groups take their room while they are scored
@@ -174,13 +174,13 @@ class Driver:
                 result = await worker.actor.score_group.remote(key)
         except RayTaskError as error:
             if isinstance(error.cause, AssertionError):  # Ray restarted the worker
-                self._lose(worker, generation, "it was restarted")
+                self._lose(worker, incarnation, "it was restarted")
                 return
             text = " ".join(str(error.cause).split())
             failure = RunError(f"a rollout worker failed on task {lease.request.task.id}: {text}", key="rollouts")
             result = GroupResult(key=key, episodes=(), error=failure, worker=worker.name)
         except RayError as error:
-            self._lose(worker, generation, _describe(error))
+            self._lose(worker, incarnation, _describe(error))
             return
         if worker.leases.get(key) is lease:
             lease.is_running = False
@@ -225,14 +225,14 @@ class Driver:
 
     async def _call(self, worker: RolloutWorkerHandle, reference: Any) -> None:
         """Wait until a worker has executed a call, or is lost."""
-        is_lost, generation = asyncio.create_task(worker.lost.wait()), worker.generation
+        is_lost, incarnation = asyncio.create_task(worker.lost.wait()), worker.incarnation
         call = asyncio.wrap_future(reference.future())
         try:
             await asyncio.wait((call, is_lost), return_when=asyncio.FIRST_COMPLETED)
             if call.done():
                 call.result()
         except RayError as error:
-            self._lose(worker, generation, _describe(error))
+            self._lose(worker, incarnation, _describe(error))
         finally:
             is_lost.cancel()
 
@@ -266,7 +266,7 @@ class Driver:
                 self._send(messages.Fatal(error))
                 return
             worker.lost.clear()
-            worker.is_up, worker.generation = True, worker.generation + 1
+            worker.is_up, worker.incarnation = True, worker.incarnation + 1
             self._send_status()
             self._dispatch()
             await self._watch(worker)
@@ -287,16 +287,16 @@ class Driver:
                     worker.outdated_servers = tuple(status.outdated_servers)
                     self._last_up = asyncio.get_running_loop().time()
                 except RayError as error:
-                    self._lose(worker, worker.generation, _describe(error))
+                    self._lose(worker, worker.incarnation, _describe(error))
             elif not worker.lost.is_set():
-                self._lose(worker, worker.generation, f"it sent no heartbeat for {timeout:g} seconds")
+                self._lose(worker, worker.incarnation, f"it sent no heartbeat for {timeout:g} seconds")
                 await asyncio.to_thread(ray.kill, worker.actor, no_restart=False)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(worker.lost.wait(), min(timeout / 6, 5.0))
 
-    def _lose(self, worker: RolloutWorkerHandle, generation: int, reason: str) -> None:
+    def _lose(self, worker: RolloutWorkerHandle, incarnation: int, reason: str) -> None:
         """Record that a worker is lost, unless it has come up again since the call that failed."""
-        if worker.generation == generation and not worker.lost.is_set():
+        if worker.incarnation == incarnation and not worker.lost.is_set():
             worker.lost_reason = reason
             worker.lost.set()
 
