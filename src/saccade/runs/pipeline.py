@@ -628,11 +628,11 @@ def _train_stage(
         async def validate(step: int) -> Mapping[str, float]:
             metrics = await validation.run(step)
             log(f"{stage_name}{STAGE_SUFFIX}", {**metrics, **alarms.check(step, prefix_validation(metrics))})
-            require_checkpoint_metric(policy, stage_name, metrics)
+            require_checkpoint_metric(retention, stage_name, metrics)
             on_validation(step, metrics)
             return metrics
 
-        policy = recipe.sft.checkpoints if stage_name == "sft" else recipe.rl.checkpoints
+        retention = recipe.sft.checkpoints if stage_name == "sft" else recipe.rl.checkpoints
         interval = recipe.validation.every if validation_tasks else 0
         work = train(
             components,

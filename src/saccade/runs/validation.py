@@ -179,17 +179,17 @@ class Validation:
         return records
 
 
-def require_checkpoint_metric(policy: CheckpointConfig, stage: str, metrics: Mapping[str, float]) -> None:
-    """Raise ConfigError if the policy compares checkpoints by a metric that a validation doesn't have."""
+def require_checkpoint_metric(retention: CheckpointConfig, stage: str, metrics: Mapping[str, float]) -> None:
+    """Raise ConfigError if the retention compares checkpoints by a metric that a validation doesn't have."""
     modes = [name.removesuffix("/episodes") for name in metrics if name.endswith("/episodes")]
     is_complete = all(f"{mode}/accuracy" in metrics for mode in modes)  # else no reward could grade an episode
-    if policy.best and is_complete and policy.metric not in metrics:
-        close = difflib.get_close_matches(policy.metric, metrics, n=1)
+    if retention.best and is_complete and retention.metric not in metrics:
+        close = difflib.get_close_matches(retention.metric, metrics, n=1)
         hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(metrics)}"
         raise ConfigError(
-            f"{stage}.checkpoints.metric={policy.metric} isn't a metric of the validation; {hint}",
+            f"{stage}.checkpoints.metric={retention.metric} isn't a metric of the validation; {hint}",
             key=f"{stage}.checkpoints.metric",
-            value=policy.metric,
+            value=retention.metric,
         )
 
 
