@@ -138,7 +138,7 @@ async def run_episode(engine: Vllm, renderer: Any, group: int, member: int) -> N
         number = 10**6 * (group + 1) + member * 1000 + turn * TURN_FRAMES
         frames = [frame(renderer, number + index) for index in range(TURN_FRAMES)]
         segment = renderer.render(ledger, (Message(role="tool", parts=("Look:", *frames)),))
-        ledger = ledger.observe(segment.tokens, slots=segment.slots, origin=Origin.TOOL)
+        ledger = ledger.observe(segment.tokens, slots=segment.slots, origin=Origin.OBSERVATION)
 
 
 async def run(engine_class: type[Vllm], urls: Sequence[str], renderer: Any, episodes: int) -> dict[str, Any]:

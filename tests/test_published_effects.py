@@ -218,7 +218,7 @@ def test_paravt_requests_an_answer_in_evaluation_alone(renderer, media):
     recipe = load_recipe("paravt/para_grpo")
     long_answer = "It is red. " * 60
     episode = run(renderer, recipe, media / "short.mp4", *replies, long_answer)
-    assert "No more calls" not in decode(renderer, episode, Origin.TOOL)
+    assert "No more calls" not in decode(renderer, episode, Origin.OBSERVATION)
     for options, limit in (((), 128), (("red", "blue"), 64)):
         episode = run(
             renderer, apply_evaluation_settings(recipe), media / "short.mp4", *replies, long_answer, options=options

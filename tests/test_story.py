@@ -97,7 +97,7 @@ def test_two_calls_are_answered_by_children_and_one_is_an_error(rollout, rendere
     crop, clamped = episode.children
     assert [picture.time for picture in crop.ledger.images()] == [8.5, 9.5, 10.5, 11.5]
     assert [picture.time for picture in clamped.ledger.images()] == [14.5, 15.5]
-    (results,) = [segment for segment in episode.ledger.segments if segment.origin is Origin.TOOL]
+    (results,) = [segment for segment in episode.ledger.segments if segment.origin is Origin.OBSERVATION]
     text = renderer.decode(results.tokens)
     assert text.count("<tool_response>") == text.count("</tool_response>") == 3
     assert text.index("red at 10") < text.index("Error: ") < text.index("nothing")

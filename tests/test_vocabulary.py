@@ -272,6 +272,7 @@ OLD_NAMES = {
     "drop_correct_negative": "drop_correct_with_negative_advantage",
     "frac_correct_negative": "frac_correct_with_negative_advantage",
     "FollowerEngine": "SharedServersEngine",
+    "Origin.TOOL": "Origin.OBSERVATION",
     "MaterializeReport": "RewriteReport",
 }
 OLD_NAME = re.compile(

@@ -22,7 +22,7 @@ class Origin(StrEnum):
     PROMPT = "prompt"  # the environment's first messages
     PREFILL = "prefill"  # the start of a reply that was put in, not sampled
     SAMPLED = "sampled"  # the engine
-    TOOL = "tool"  # what followed a reply: tool results, or any other observation of the environment
+    OBSERVATION = "observation"  # what the environment returned after a reply: tool results or anything else
 
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom are exclusive

@@ -77,7 +77,7 @@ def test_random_conversations_only_append(renderer, data):
         after = extend(ledger, renderer.render(ledger, results))
         assert after.unexpanded_ids()[: len(ledger.unexpanded_ids())] == ledger.unexpanded_ids()
         assert after.input_ids()[: len(ledger)] == ledger.input_ids()
-        assert after.segments[-1].origin is Origin.TOOL
+        assert after.segments[-1].origin is Origin.OBSERVATION
         ledger = after
 
     input_ids, mask = ledger.input_ids(), ledger.loss_mask()
@@ -115,7 +115,7 @@ def test_tool_results_share_one_turn_before_a_user_message(renderer):
     )
     results = [Message(role="tool", parts=(f"r{i}",)) for i in range(2)]
     segment = renderer.render(ledger, [*results, user("Answer now.")])
-    assert segment.origin is Origin.TOOL
+    assert segment.origin is Origin.OBSERVATION
     assert renderer.decode(segment.tokens) == (
         "\n<|im_start|>user\n<tool_response>\nr0\n</tool_response>\n<tool_response>\nr1\n</tool_response><|im_end|>\n"
         "<|im_start|>user\nAnswer now.<|im_end|>\n<|im_start|>assistant\n"

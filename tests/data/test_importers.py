@@ -256,7 +256,7 @@ def test_imported_demonstration_is_replayed_as_published(renderer):
     text = "".join(renderer.decode(segment.tokens) for segment in main.ledger.segments)
     assert text.count("<think>\nLook.</think>") == text.count("<think>\nIt is blue.</think><answer>blue</answer>") == 1
     assert text.count("<think>\n<think>") == 0
-    tool_segments = [segment for segment in main.ledger.segments if segment.origin is Origin.TOOL]
+    tool_segments = [segment for segment in main.ledger.segments if segment.origin is Origin.OBSERVATION]
     assert "blue at 2" in "".join(renderer.decode(segment.tokens) for segment in tool_segments)
     assert "blue at 2" in renderer.decode(child.ledger.sampled_tokens())
 

@@ -50,7 +50,7 @@ IMAGES = st.builds(
 @st.composite
 def ledgers(draw):
     ledger = Ledger()
-    for operation in draw(st.lists(st.sampled_from(("observe", "tool", "prefill", "sample")), max_size=4)):
+    for operation in draw(st.lists(st.sampled_from(("prompt", "observation", "prefill", "sample")), max_size=4)):
         tokens = draw(TOKENS)
         if operation == "sample":
             logprobs = draw(st.lists(NUMBER, min_size=len(tokens), max_size=len(tokens)))
@@ -62,7 +62,7 @@ def ledgers(draw):
             slots = [
                 ImageSlot(index=index, image=draw(IMAGES), num_tokens=draw(st.integers(1, 9))) for index in indices
             ]
-            ledger = ledger.observe(tokens, slots=slots, origin=Origin.TOOL if operation == "tool" else Origin.PROMPT)
+            ledger = ledger.observe(tokens, slots=slots, origin=Origin(operation))
     return ledger
 
 

@@ -149,4 +149,4 @@ def test_images_may_be_in_the_interpreter_alone(renderer, files):
     assert episode.ledger.segments[0].slots == ()
     (result,) = episode.results
     assert (result.text, len(result.images), result.error) == ("(300, 120)", 1, None)
-    assert "<image_clue_1>" in decode(renderer, episode, Origin.TOOL)
+    assert "<image_clue_1>" in decode(renderer, episode, Origin.OBSERVATION)

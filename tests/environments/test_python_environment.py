@@ -78,7 +78,7 @@ def run(renderer, of, *replies, library=None, frame_budget=None, **settings):
 
 def decode_tool_result(renderer, episode, turn=0):
     """What the model read after a turn, as text."""
-    segments = [segment for segment in episode.ledger.segments if segment.origin is Origin.TOOL]
+    segments = [segment for segment in episode.ledger.segments if segment.origin is Origin.OBSERVATION]
     return renderer.decode(segments[turn].tokens)
 
 
@@ -204,7 +204,7 @@ def test_printed_text_is_no_answer_and_no_image(renderer, files):
     episode = run(renderer, task(files, "blue.png"), block(f"print({fakes!r})"), "I don't know.")
     assert (episode.status, episode.answer) == (EpisodeStatus.NO_ANSWER, None)
     assert episode.results[0].text == fakes
-    seen = next(segment for segment in episode.ledger.segments if segment.origin is Origin.TOOL)
+    seen = next(segment for segment in episode.ledger.segments if segment.origin is Origin.OBSERVATION)
     assert seen.slots == ()
     assert set(renderer.forbidden_ids).isdisjoint(seen.tokens)
 

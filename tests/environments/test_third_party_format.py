@@ -101,7 +101,7 @@ def prompt_of(renderer, episode):
 
 
 def list_tool_results(renderer, episode):
-    return [renderer.decode(one.tokens) for one in episode.ledger.segments if one.origin is Origin.TOOL]
+    return [renderer.decode(one.tokens) for one in episode.ledger.segments if one.origin is Origin.OBSERVATION]
 
 
 def times(episode):

@@ -88,11 +88,11 @@ def test_calls_of_a_turn_are_answered_in_order_in_one_tool_turn(renderer):
     assert [result.text for result in results] == ["seen 40.5", "seen 8.5", "seen 20.5"]
     assert [result.child_index for result in results] == [0, 1, 2]
     assert [one.ledger.images()[0].time for one in episode.children] == [40.5, 8.5, 20.5]
-    tool_turns = [segment for segment in episode.ledger.segments if segment.origin is Origin.TOOL]
+    tool_turns = [segment for segment in episode.ledger.segments if segment.origin is Origin.OBSERVATION]
     assert len(tool_turns) == 1
     assert text(renderer, tool_turns[0]).count("<tool_response>") == 3
     assert [one.origin.value for one in episode.ledger.segments] == [
-        *("prompt", "prefill", "sampled", "tool", "prefill", "sampled")
+        *("prompt", "prefill", "sampled", "observation", "prefill", "sampled")
     ]
 
 
@@ -174,7 +174,7 @@ def test_after_the_last_tool_turn_an_answer_is_demanded(renderer):
     episode = run(renderer, script(renderer, look, look, look), max_tool_turns=2)
     assert episode.status is EpisodeStatus.MAX_TURNS
     assert [len(turn.results) for turn in episode.turns] == [1, 1, 0]
-    first, second = [text(renderer, one) for one in episode.ledger.segments if one.origin is Origin.TOOL]
+    first, second = [text(renderer, one) for one in episode.ledger.segments if one.origin is Origin.OBSERVATION]
     assert FINAL_ANSWER_PROMPT not in first
     assert FINAL_ANSWER_PROMPT in second
 

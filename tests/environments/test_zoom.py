@@ -92,7 +92,7 @@ def test_results_with_pictures_come_in_the_order_of_the_calls(renderer, files):
     for library in (CachingMediaLoader(), CachingMediaLoader(workers=4)):
         episode, _ = run(renderer, task(files, "a.png"), f"Hm.</think>{calls}{broken}", ANSWER, library=library)
         results = episode.ledger.segments[3]
-        assert (results.origin, boxes(results)) == (Origin.TOOL, crop_boxes)
+        assert (results.origin, boxes(results)) == (Origin.OBSERVATION, crop_boxes)
         assert [len(result.images) for result in episode.results] == [1, 1, 1, 0, 0]
         assert [result.ok for result in episode.results] == [True, True, True, False, False]
         picture = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -128,7 +128,7 @@ def test_whatever_is_called_the_ledger_agrees_with_the_pictures(renderer, files,
         assert slot.num_tokens == picture.width * picture.height // renderer.factor**2
         assert set(ledger.input_ids()[slot.index : slot.index + slot.num_tokens]) == {pad}
     # per turn: each result's own pictures, one result after the other
-    results = [segment for segment in ledger.segments if segment.origin is Origin.TOOL]
+    results = [segment for segment in ledger.segments if segment.origin is Origin.OBSERVATION]
     assert [boxes(segment) for segment in results] == [
         [picture.box for result in turn.results for picture in result.images] for turn in episode.turns[:-1]
     ]

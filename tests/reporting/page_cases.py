@@ -123,7 +123,7 @@ def example(
         prefill = turn.prefill
         ledger = append_reply(ledger.prefill(encode(prefill)), turn.text[len(prefill) :])
         if turn is first:
-            ledger = ledger.observe(encode(response), origin=Origin.TOOL)
+            ledger = ledger.observe(encode(response), origin=Origin.OBSERVATION)
     episode = Episode(
         task=task,
         environment="parallel",

@@ -125,8 +125,8 @@ def test_a_figure_stands_in_the_result_that_shows_it(folder, renderer):
     shown = [
         (segment.origin, Path(slot.image.path).name) for segment in sample.ledger.segments for slot in segment.slots
     ]
-    assert shown == [(Origin.PROMPT, "image.png"), (Origin.TOOL, "figure.png")]
-    first, second = decode(renderer, sample.ledger, Origin.TOOL)
+    assert shown == [(Origin.PROMPT, "image.png"), (Origin.OBSERVATION, "figure.png")]
+    first, second = decode(renderer, sample.ledger, Origin.OBSERVATION)
     assert "<image_clue_1>" in first
     assert "Text Result:\n3\n" in second
 
@@ -141,7 +141,7 @@ def test_a_published_prompt_is_shown_as_it_stands(folder, renderer):
     main, *children = replay(folder, renderer, "paravt_sft", "paravt/sft", row)
     (prompt,) = decode(renderer, main.ledger, Origin.PROMPT)
     assert prompt.count(PARAVT_SYSTEM) == prompt.count("<tools>") == 1
-    (results,) = decode(renderer, main.ledger, Origin.TOOL)
+    (results,) = decode(renderer, main.ledger, Origin.OBSERVATION)
     assert results.index("Red.") < results.index("Blue.")
     (child_prompt,) = decode(renderer, children[1].ledger, Origin.PROMPT)
     assert "from 00:08 to 00:16" in child_prompt

@@ -58,12 +58,12 @@ def test_exactly_the_replies_of_both_roles_are_trained(components):
     assert get_trained_texts(components, main) == [LOOK + "<|im_end|>", ANSWER + "<|im_end|>"]
     assert [get_trained_texts(components, child) for child in children] == [["none<|im_end|>"], ["4-6<|im_end|>"]]
     untrained = {segment.origin for segment in main.ledger.segments if not segment.is_sampled}
-    assert untrained == {Origin.PROMPT, Origin.PREFILL, Origin.TOOL}
+    assert untrained == {Origin.PROMPT, Origin.PREFILL, Origin.OBSERVATION}
     assert set(main.advantages) == {0.0, 1.0}
 
 
 def test_the_main_conversation_holds_the_sub_agents_replies(components):
-    results = [segment for segment in replay(components)[0].ledger.segments if segment.origin is Origin.TOOL]
+    results = [segment for segment in replay(components)[0].ledger.segments if segment.origin is Origin.OBSERVATION]
     text = components.backbone.renderer.decode(results[0].tokens)
     assert len(results) == 1
     assert text.index("none") < text.index("4-6")
@@ -151,7 +151,7 @@ def test_text_that_spells_a_special_token_stays_text(components):
 def test_recorded_results_stand_where_calls_would_run(components):
     results = ((RecordedResult(text="nothing here"), RecordedResult(text="4-6", images=(Media(path="figure.png"),))),)
     (main,) = replay(components, children=(), results=results)
-    (segment,) = [segment for segment in main.ledger.segments if segment.origin is Origin.TOOL]
+    (segment,) = [segment for segment in main.ledger.segments if segment.origin is Origin.OBSERVATION]
     assert [slot.image.path for slot in segment.slots] == ["figure.png"]
     assert "nothing here" in components.backbone.renderer.decode(segment.tokens)
     assert get_trained_texts(components, main) == [LOOK + "<|im_end|>", ANSWER + "<|im_end|>"]
@@ -174,7 +174,7 @@ def test_a_long_result_is_truncated_as_in_rollouts(components, is_recorded):
     recorded = ((RecordedResult(text=text), RecordedResult(text="4-6")),)
     changes = {"children": (), "results": recorded} if is_recorded else {"children": ((text, "4-6"),)}
     main, *children = replay(components, **changes)
-    (segment,) = [segment for segment in main.ledger.segments if segment.origin is Origin.TOOL]
+    (segment,) = [segment for segment in main.ledger.segments if segment.origin is Origin.OBSERVATION]
     renderer = components.backbone.renderer
     shown = truncate(text, renderer, limit)
     assert len(renderer.encode(shown)) <= limit < len(renderer.encode(text))
@@ -199,7 +199,7 @@ def test_the_end_of_a_long_error_is_shown(components):
     )
     environment, context = components.environments(TASK), components.build_context(seed=0)
     (main,) = asyncio.run(replay_demonstration(demonstration, environment, context, accept_recorded_errors=True))
-    (segment,) = [segment for segment in main.ledger.segments if segment.origin is Origin.TOOL]
+    (segment,) = [segment for segment in main.ledger.segments if segment.origin is Origin.OBSERVATION]
     shown = components.backbone.renderer.decode(segment.tokens)
     assert "NameError: red" in shown
     assert "Traceback" not in shown
@@ -244,5 +244,5 @@ def test_a_tool_may_exceed_its_time_limit_in_a_replay(workspace, components, tmp
     demonstration = replace(DEMONSTRATION, replies=(THINK + call, THINK + ANSWER), children=())
     make_environment, context = environments(TASK), components.build_context(seed=0)
     (main,) = run_in_virtual_time(replay_demonstration(demonstration, make_environment, context))
-    (segment,) = [segment for segment in main.ledger.segments if segment.origin is Origin.TOOL]
+    (segment,) = [segment for segment in main.ledger.segments if segment.origin is Origin.OBSERVATION]
     assert "3.0 s" in components.backbone.renderer.decode(segment.tokens)

@@ -38,7 +38,7 @@ def make_ledger(first_token: int) -> Ledger:
     """Build a prompt with an image of three tokens, prefill, reply, tool result, prefill, reply."""
     ledger = Ledger().observe((first_token, 9, 2), slots=(ImageSlot(index=1, image=FRAME, num_tokens=3),)).prefill((6,))
     ledger = ledger.append_completion((5, 7), logprobs=(-0.1, -2.0), version=0)
-    ledger = ledger.observe((8, 8), origin=Origin.TOOL).prefill((6,))
+    ledger = ledger.observe((8, 8), origin=Origin.OBSERVATION).prefill((6,))
     return ledger.append_completion((4,), logprobs=(-0.3,), version=0)
 
 
@@ -214,7 +214,7 @@ def test_exactly_the_sampled_tokens_of_any_ledger_get_an_advantage(drawn, advant
 def test_stale_tokens_become_context():
     """A reply sampled by versions 1 and 3 with a tool result, then one of version 3; another sample is of version 1."""
     ledger = Ledger().observe((1, 2)).append_completion((5, 7), logprobs=(-0.1, -2.0), version=1)
-    ledger = ledger.append_completion((4,), logprobs=(-0.3,), version=3).observe((8, 8), origin=Origin.TOOL)
+    ledger = ledger.append_completion((4,), logprobs=(-0.3,), version=3).observe((8, 8), origin=Origin.OBSERVATION)
     ledger = ledger.append_completion((6, 9), logprobs=(-0.5, -0.6), version=3)
     old = Ledger().observe((1, 2)).append_completion((5,), logprobs=(-0.1,), version=1)
     samples = [

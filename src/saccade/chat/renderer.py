@@ -66,7 +66,7 @@ class ChatRenderer:
         else:
             pieces = self._family.render_start(messages, tools)
         tokens, slots = self._tokenize([*pieces, self._family.generation_prompt])
-        origin = Origin.TOOL if any(message.role == "tool" for message in messages) else Origin.PROMPT
+        origin = Origin.OBSERVATION if any(message.role == "tool" for message in messages) else Origin.PROMPT
         return Segment(tokens=tokens, origin=origin, slots=slots)
 
     def _close_turn(self, ledger: Ledger) -> TemplateText:

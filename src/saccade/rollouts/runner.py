@@ -1,7 +1,7 @@
 """Run one episode: the one path of training, evaluation and `saccade ask`.
 
     run_episode ── reset ─> observe ─> [ take_turn: engine.generate ─> parse ─> step ]* ─> Episode
-                                         └── the ledger: prompt | prefill | sampled | tool | prefill | sampled ...
+                                         └── the ledger: prompt | prefill | sampled | observation | prefill ...
 
 The runner owns tokens: the ledger, sampling, prefill, the context limit, deadlines and weight versions; the environment
 decides what the model sees and when the episode ends. An episode that fails through no fault of the policy (engine,
@@ -173,7 +173,7 @@ class Rollout:
             self.end(outcome.status, outcome.error)
         else:
             segment = self.ctx.renderer.render(self.ledger, outcome.messages)
-            self.observe(replace(segment, origin=Origin.TOOL), outcome)
+            self.observe(replace(segment, origin=Origin.OBSERVATION), outcome)
 
     def end(self, status: EpisodeStatus, error: str | None = None) -> None:
         """Set why the episode ends."""

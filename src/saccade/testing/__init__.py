@@ -300,7 +300,7 @@ def check_family(renderer: ChatRenderer) -> None:
         reply = (*renderer.encode(text), renderer.stop_ids[0])
         turn = ledger.append_completion(reply, logprobs=[-1.0] * len(reply), version=0)
         segment = renderer.render(turn, (Message(role="tool", parts=(text, frames[1])),))
-        assert segment.origin is Origin.TOOL, "a tool result must have the origin TOOL"
+        assert segment.origin is Origin.OBSERVATION, "a tool result must have the origin OBSERVATION"
         assert [slot.image for slot in segment.slots] == frames[1:], "only new messages may be rendered"
     if renderer.supports_frame_pairs:
         pair = replace(frames[0], second_time=frames[1].time)

@@ -40,7 +40,7 @@ function callCard(view, call, turn, index, reply) {
     h("header", null, seek, h("small", null, [call.window ? call.name : "", call.is_python_style ? "Python style" : "", call.seconds === null ? "not run" : `${call.seconds.toFixed(2)} s`].filter(Boolean).join(" · "))),
     call.code === null ? describeArguments(call) : reply.includes(call.code) ? null : h("pre", { class: "code", tabindex: "0" }, longText(call.code)),
     call.malformed ? h("p", { class: "bad" }, "malformed: ", longText(call.malformed, 600)) : null,
-    call.text ? h("pre", { class: "result o-tool", tabindex: "0" }, longText(call.text)) : null,
+    call.text ? h("pre", { class: "result o-observation", tabindex: "0" }, longText(call.text)) : null,
     call.error && call.error !== call.malformed ? h("pre", { class: "result bad", tabindex: "0" }, longText(call.error)) : null,
     frames(view, call.images, "Images of the result", true),
     call.child ? subAgent(view, call.child) : null);
