@@ -1,4 +1,4 @@
-"""The memory of a training step as `saccade recipes check` predicts it, beside what a step needs.
+"""The memory of a training step as `saccade recipes plan` predicts it, beside what a step needs.
 
     python benchmarks/memory.py
     python benchmarks/memory.py --device cuda

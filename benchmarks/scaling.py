@@ -4,7 +4,7 @@
 
 `saccade rl` trains the tiny model with workers of a Ray cluster: two turns of code in a sandbox, then an answer. Each
 worker has room for one group, so sampling is faster with more of them. Replies and code mostly wait
-(`_paced_engine.py`), so two cores are no bottleneck. Costs are those that `recipes check --costs RUN` reads from a
+(`_paced_engine.py`), so two cores are no bottleneck. Costs are those that `recipes plan --costs RUN` reads from a
 run's log and its stored episodes: once from the run with one worker, which predicts the others, and once from each run
 itself, whose training has the same load of the machine. A step is the mean of all but the first three and the last one.
 """

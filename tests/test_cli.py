@@ -64,7 +64,7 @@ def test_help_imports_no_heavy_modules():
         ["doctor", "tiny/base", "rl.optm.lr=1"],
         ["ask", "Why?", "rl.optm.lr=1", "--model", "m"],
         ["data", "synth", "d", "rl.optm.lr=1"],
-        ["recipes", "check", "tiny/base", "rl.optm.lr=1"],
+        ["recipes", "plan", "tiny/base", "rl.optm.lr=1"],
         ["demo", "rl.optm.lr=1"],
     ],
     ids=lambda arguments: arguments[0],

@@ -122,7 +122,7 @@ def test_true_is_no_number_for_a_plugin():
     ],
 )
 def test_a_step_that_is_too_large_to_plan_is_refused(setting, key):
-    result = run("recipes", "check", "tiny/base", setting)
+    result = run("recipes", "plan", "tiny/base", setting)
     assert result.exit_code == 1
     assert key in result.stderr
     assert result.stderr.count("\n") == 1

@@ -248,8 +248,8 @@ def test_light_modules_bring_no_heavy_ones(module):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["recipes", "check"],
-        ["recipes", "check", "paravt/para_grpo", "rl.max_staleness=1", "--gpus", "8"],
+        ["recipes", "plan"],
+        ["recipes", "plan", "paravt/para_grpo", "rl.max_staleness=1", "--gpus", "8"],
         ["recipes", "explain", "rl.loss.settings.clip_low"],
         ["recipes", "explain", "engine.settings.max_num_seqs"],
         ["--help"],

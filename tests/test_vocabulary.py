@@ -273,6 +273,7 @@ OLD_NAMES = {
     "frac_correct_negative": "frac_correct_with_negative_advantage",
     "FollowerEngine": "SharedServersEngine",
     "Origin.TOOL": "Origin.OBSERVATION",
+    "recipes check": "recipes plan",
     "MaterializeReport": "RewriteReport",
 }
 OLD_NAME = re.compile(

@@ -538,7 +538,7 @@ def test_check_names_every_bad_recipe(tmp_path):
     (tmp_path / "large.yaml").write_text(
         "extends: paravt/para_grpo\nenvironment: {settings: {max_context_tokens: 1000}}\n"
     )
-    done = run("recipes", "check", tmp_path / "typo.yaml", tmp_path / "good.yaml", tmp_path / "large.yaml", "tiny/non")
+    done = run("recipes", "plan", tmp_path / "typo.yaml", tmp_path / "good.yaml", tmp_path / "large.yaml", "tiny/non")
     assert done.exit_code == 1
     unknown, typo, large = done.stderr.splitlines()  # what can't be loaded comes first
     assert "tiny/non" in unknown
@@ -549,10 +549,10 @@ def test_check_names_every_bad_recipe(tmp_path):
     assert "good.yaml" in done.stdout
 
 
-def test_check_takes_settings_and_assumptions():
+def test_plan_takes_settings_and_assumptions():
     output = good(
         "recipes",
-        "check",
+        "plan",
         "paravt/para_grpo",
         "rl.group_size=4",
         "--gpus",
@@ -570,7 +570,7 @@ def test_check_takes_settings_and_assumptions():
 def test_run_recipe_is_planned_with_the_runs_model(tmp_path):
     make_tiny_model(str(tmp_path / "model"), hidden_size=64, num_layers=1)
     (tmp_path / "recipe.yaml").write_text("extends: tiny/para_grpo\nmodel: {path: model}\n")
-    output = "".join(good("recipes", "check", tmp_path / "recipe.yaml").split())
+    output = "".join(good("recipes", "plan", tmp_path / "recipe.yaml").split())
     assert f"{tmp_path / 'model'}:".replace(" ", "") in output
     (tmp_path / "model" / "config.json").unlink()
-    assert str(tmp_path / "model") in bad("recipes", "check", tmp_path / "recipe.yaml")
+    assert str(tmp_path / "model") in bad("recipes", "plan", tmp_path / "recipe.yaml")

@@ -234,7 +234,7 @@ def test_recipes_are_simulated_only_where_they_fit():
 
 
 def test_a_run_without_costs_is_refused(tmp_path):
-    fail(DataError, "recipes", "check", "tiny/para_grpo", "--costs", tmp_path, key=str(tmp_path))
+    fail(DataError, "recipes", "plan", "tiny/para_grpo", "--costs", tmp_path, key=str(tmp_path))
     (tmp_path / "metrics.jsonl").write_text('{"stage": "rl", "step": 1, "packed_tokens": 9}\n')
     with raises(DataError, key=str(tmp_path)):
         measure_run(tmp_path, 1)
@@ -243,11 +243,11 @@ def test_a_run_without_costs_is_refused(tmp_path):
 @pytest.mark.slow
 def test_check_prints_the_simulation_for_gpus_alone():
     options = ("--reply-tokens", 64, "--calls-per-turn", 1)
-    assert "Simulated RL steps" in good("recipes", "check", "paravt/para_grpo", "--gpus", 8, "--servers", 2, *options)
-    assert "Simulated RL steps" not in good("recipes", "check", "paravt/para_grpo", *options)
-    assert "Simulated RL steps" not in good("recipes", "check", "tiny/para_grpo", "--gpus", 8)
+    assert "Simulated RL steps" in good("recipes", "plan", "paravt/para_grpo", "--gpus", 8, "--servers", 2, *options)
+    assert "Simulated RL steps" not in good("recipes", "plan", "paravt/para_grpo", *options)
+    assert "Simulated RL steps" not in good("recipes", "plan", "tiny/para_grpo", "--gpus", 8)
     local = ("engine.name=local", "rl.max_staleness=0", "--gpus", 8, "--servers", 2)
-    assert "--servers=2" in bad("recipes", "check", "paravt/para_grpo", *local)
+    assert "--servers=2" in bad("recipes", "plan", "paravt/para_grpo", *local)
 
 
 @pytest.mark.slow
@@ -276,7 +276,7 @@ def test_clusters_beyond_the_used_servers_are_not_simulated_again(monkeypatch):
 def test_assumptions_that_the_plan_replaces_are_named():
     done = run(
         "recipes",
-        "check",
+        "plan",
         "tiny/para_grpo",
         "--reply-tokens",
         99999999,
@@ -295,7 +295,7 @@ def test_assumptions_that_the_plan_replaces_are_named():
         assert line.startswith("tiny/para_grpo: ")
         assert limit in line
     assert not run(
-        "recipes", "check", "paravt/para_grpo", "--reply-tokens", 9, "--calls-per-turn", 1, "--video-size", "64x64"
+        "recipes", "plan", "paravt/para_grpo", "--reply-tokens", 9, "--calls-per-turn", 1, "--video-size", "64x64"
     ).stderr
 
 
@@ -310,7 +310,7 @@ def test_assumptions_that_the_plan_replaces_are_named():
     ],
 )
 def test_options_without_effect_are_named(name, options, reason):
-    done = run("recipes", "check", name, *options)
+    done = run("recipes", "plan", name, *options)
     assert done.exit_code == 0
     [line] = done.stderr.splitlines()
     assert line.startswith(f"{name}: {options[0]} has no effect: ")
@@ -319,8 +319,8 @@ def test_options_without_effect_are_named(name, options, reason):
 
 @pytest.mark.parametrize("video", ["wide", "0x9", "9x", "65536x9", f"{'9' * 5000}x9", "-1x9"])
 def test_a_size_of_videos_that_is_none_is_refused(video):
-    fail(ConfigError, "recipes", "check", "tiny/base", "--video-size", video, key="--video-size", value=video)
+    fail(ConfigError, "recipes", "plan", "tiny/base", "--video-size", video, key="--video-size", value=video)
 
 
 def test_gpus_of_costs_need_costs():
-    fail(ConfigError, "recipes", "check", "tiny/base", "--costs-gpus", 2, key="--costs-gpus")
+    fail(ConfigError, "recipes", "plan", "tiny/base", "--costs-gpus", 2, key="--costs-gpus")

@@ -407,7 +407,7 @@ def test_it_is_not_trained(tmp_path):
     with raises(ConfigError, key="environment.name", value="third_party_format"):
         require_trainable(recipe)
     assert require_trainable(load_recipe("tiny/base")) == load_recipe("tiny/base")
-    assert "environment.name" in bad("recipes", "check", "tiny/base", "environment.name=third_party_format")
+    assert "environment.name" in bad("recipes", "plan", "tiny/base", "environment.name=third_party_format")
 
 
 @pytest.mark.slow

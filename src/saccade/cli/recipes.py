@@ -1,4 +1,4 @@
-"""`saccade recipes`: list recipes, show one, explain a key, check them, and plan their steps."""
+"""`saccade recipes`: list recipes, show one, explain a key, and plan the steps of recipes."""
 
 import inspect
 from pathlib import Path
@@ -31,7 +31,7 @@ def _complete_key(ctx: typer.Context, incomplete: str) -> list[str]:
 
 _MAX_VIDEO_SIDE = 65_535  # pixels
 
-recipes_app = typer.Typer(help="List recipes, show one in full, explain a key, check them, and plan steps.")
+recipes_app = typer.Typer(help="List recipes, show one in full, explain a key, and plan steps.")
 
 
 @recipes_app.callback(invoke_without_command=True)
@@ -81,8 +81,8 @@ def _explain(
         print_table(table)
 
 
-@recipes_app.command("check")
-def _check(
+@recipes_app.command("plan")
+def _plan(
     names: Annotated[
         list[str] | None,
         typer.Argument(

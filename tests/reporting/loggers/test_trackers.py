@@ -108,7 +108,7 @@ def test_missing_package_is_one_error(tmp_path, monkeypatch):
     with raises(ConfigError, key="loggers", value="wandb"):
         check_loggers(["wandb"])
     for name in ("wandb", "tensorbord"):
-        assert name in bad("recipes", "check", "tiny/base", f"loggers=[{name}]")
+        assert name in bad("recipes", "plan", "tiny/base", f"loggers=[{name}]")
 
 
 def test_every_logger_names_its_package():
