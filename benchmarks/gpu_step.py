@@ -168,7 +168,7 @@ async def one_step(
 
 def check(groups: Sequence[Group], components: TrainingComponents) -> None:
     """Exit unless every episode has the shape that the results assume."""
-    for member in groups[0].episodes:
+    for member in groups[0].scored_episodes:
         episode = member.episode
         calls = sum(len(turn.results) for turn in episode.turns)
         if len(episode.turns) != 2 or len(episode.children) != calls:

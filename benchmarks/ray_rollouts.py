@@ -98,7 +98,7 @@ async def measure(
             score_fn=components.score_fn,
             executor=components.executor,
         )
-        episodes = [member.episode for group in groups for member in group.episodes]
+        episodes = [member.episode for group in groups for member in group.scored_episodes]
         assert len(episodes) == len(tasks) * group_size
         assert {episode.status for episode in episodes} == {EpisodeStatus.ANSWERED}
         assert all(result.ok for episode in episodes for result in episode.results)

@@ -91,7 +91,7 @@ def measure(
 
     def record_ages(step: int, groups: Sequence[Group]) -> None:
         for group in groups:
-            versions = [version for scored in group.episodes for version in scored.episode.ledger.versions()]
+            versions = [version for scored in group.scored_episodes for version in scored.episode.ledger.versions()]
             measurement.staleness[step - min(version for version in versions if version >= 0)] += 1
 
     numbers = itertools.count()

@@ -67,7 +67,7 @@ async def train(components: saccade.TrainingComponents, tasks: list[saccade.Task
         for group in groups:
             rewards_G = np.array(group.score_values)
             advantages_G = (rewards_G - rewards_G.mean()) / (rewards_G.std() + 1e-6)
-            for scored, advantage in zip(group.episodes, advantages_G.tolist(), strict=True):
+            for scored, advantage in zip(group.scored_episodes, advantages_G.tolist(), strict=True):
                 # Sub-agents, which share the weights, get their parent's advantage.
                 samples += [saccade.build_sample(episode, advantage) for episode in scored.episode.walk()]
         # Episodes of a group share their prompt, which goes through the model once.

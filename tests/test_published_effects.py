@@ -118,9 +118,9 @@ def make_scored(reward, status=EpisodeStatus.ANSWERED):
 def select_statuses(name, *members):
     """Return the statuses of the episodes that the recipe's filters keep of one group."""
     scored = tuple(make_scored(*member) for member in members)
-    group = Group(task=scored[0].episode.task, episodes=scored)
+    group = Group(task=scored[0].episode.task, scored_episodes=scored)
     kept = select_groups([group], load_recipe(name).rl.active_filters, target=1).kept_groups
-    return [member.episode.status.value for group in kept for member in group.episodes]
+    return [member.episode.status.value for group in kept for member in group.scored_episodes]
 
 
 def test_paravt_trains_on_groups_with_equal_rewards_and_on_truncated_replies():

@@ -79,7 +79,7 @@ def rollout(task, renderer):
 
 def test_the_overview_shows_k_frames_with_their_true_times(rollout, renderer):
     group, _, media = rollout
-    prompt = group.episodes[0].episode.ledger.segments[0]
+    prompt = group.scored_episodes[0].episode.ledger.segments[0]
     assert len(prompt.slots) == FRAMES
     shown = renderer.decode(prompt.tokens)
     for slot in prompt.slots:
@@ -89,7 +89,7 @@ def test_the_overview_shows_k_frames_with_their_true_times(rollout, renderer):
 
 
 def test_two_calls_are_answered_by_children_and_one_is_an_error(rollout, renderer):
-    episode = rollout[0].episodes[0].episode
+    episode = rollout[0].scored_episodes[0].episode
     first, malformed, third = episode.turns[0].results
     assert (first.text, first.ok, first.child_index) == ("red at 10", True, 0)
     assert (malformed.ok, malformed.child_index) == (False, None)
@@ -104,7 +104,7 @@ def test_two_calls_are_answered_by_children_and_one_is_an_error(rollout, rendere
 
 
 def test_it_ends_with_an_answer_that_is_rewarded(rollout):
-    member = rollout[0].episodes[0]
+    member = rollout[0].scored_episodes[0]
     assert (member.episode.status, member.episode.answer) == (EpisodeStatus.ANSWERED, "red")
     assert member.score.parts["accuracy"] == 1.0
     assert member.score.value > 1.5
@@ -131,5 +131,5 @@ def test_each_prompt_extends_the_ledger_of_the_turn_before(rollout):
     after = (*first[0].input_ids(), *first[1].tokens)
     assert second[0].input_ids()[: len(after)] == after
     assert second[0].segments[: len(first[0].segments)] == first[0].segments
-    final = group.episodes[0].episode.ledger.input_ids()
+    final = group.scored_episodes[0].episode.ledger.input_ids()
     assert final == (*second[0].input_ids(), *second[1].tokens)

@@ -274,6 +274,8 @@ OLD_NAMES = {
     "FollowerEngine": "SharedServersEngine",
     "Origin.TOOL": "Origin.OBSERVATION",
     "recipes check": "recipes plan",
+    "group.episodes": "group.scored_episodes",
+    "Group.episodes": "Group.scored_episodes",
     "MaterializeReport": "RewriteReport",
 }
 OLD_NAME = re.compile(

@@ -424,7 +424,7 @@ class Group:
     """The episodes of one prompt that are compared with each other."""
 
     task: Task  # the question of all of them
-    episodes: tuple[ScoredEpisode, ...]  # in the order of their seeds
+    scored_episodes: tuple[ScoredEpisode, ...]  # in the order of their seeds
     ungraded: tuple[UngradedEpisode, ...] = ()  # those that have no score
     # a greedy episode (temperature 0) whose reward is subtracted from the others' (ReMax); it is not trained on
     greedy_baseline: ScoredEpisode | None = field(default=None, metadata={"omit_none": True})
@@ -432,22 +432,22 @@ class Group:
     @property
     def score_values(self) -> tuple[float, ...]:
         """Return the episodes' `Score.value`, in order, without credits."""
-        return tuple(episode.score.value for episode in self.episodes)
+        return tuple(episode.score.value for episode in self.scored_episodes)
 
     @property
     def total_rewards(self) -> tuple[float, ...]:
         """Return the episodes' `Score.total`, in order: the values plus credits, as the metric `reward` averages."""
-        return tuple(episode.score.total for episode in self.episodes)
+        return tuple(episode.score.total for episode in self.scored_episodes)
 
     @property
     def members(self) -> tuple[ScoredEpisode, ...]:
-        """Return what is scored together: `episodes`, which are compared and trained on, and the greedy baseline."""
-        return (*self.episodes, self.greedy_baseline) if self.greedy_baseline else self.episodes
+        """Return `scored_episodes`, which are compared and trained on, and the greedy baseline scored with them."""
+        return (*self.scored_episodes, self.greedy_baseline) if self.greedy_baseline else self.scored_episodes
 
     @property
     def solve_rate(self) -> float:
         """Return the fraction of correct episodes; 0.0 without episodes."""
-        return sum(episode.score.is_correct for episode in self.episodes) / (len(self.episodes) or 1)
+        return sum(episode.score.is_correct for episode in self.scored_episodes) / (len(self.scored_episodes) or 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

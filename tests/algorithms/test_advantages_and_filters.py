@@ -47,7 +47,7 @@ def make_group(name, rewards, statuses=None):
     ]
     scores = [Score(value=reward, correct=min(1.0, reward)) for reward in rewards]
     scored = (ScoredEpisode(episode=episode, score=score) for episode, score in zip(episodes, scores, strict=True))
-    return Group(task=task, episodes=tuple(scored))
+    return Group(task=task, scored_episodes=tuple(scored))
 
 
 # ---- frame budgets ---------------------------------------------------------------------------------------------------
@@ -117,14 +117,14 @@ def test_accuracy_baseline_reads_the_score_and_is_shaped_like_it():
         chosen = AdvantageConfig(estimator="accuracy_baseline", reward_scale=scale, reward_bias=bias)
         [advantages] = compute_group_advantages(groups, chosen)
         assert advantages == pytest.approx(scale * np.array([0.8, 0.5, -0.5, -0.5]))
-    unmarked = replace(groups[0].episodes[0], score=Score(value=1.0))
+    unmarked = replace(groups[0].scored_episodes[0], score=Score(value=1.0))
     with raises(ConfigError, key="rl.advantage.estimator", value="accuracy_baseline"):
-        compute_group_advantages([replace(groups[0], episodes=(unmarked, unmarked))], chosen)
+        compute_group_advantages([replace(groups[0], scored_episodes=(unmarked, unmarked))], chosen)
 
 
 def test_remax_subtracts_the_reward_of_the_greedy_episode():
     [group] = [make_group("a", [1.0, 0.0, 0.4])]
-    [baseline] = make_group("a", [0.7]).episodes
+    [baseline] = make_group("a", [0.7]).scored_episodes
     chosen = AdvantageConfig(estimator="remax", reward_scale=10.0, reward_bias=-0.2)
     assert compute_group_advantages([replace(group, greedy_baseline=baseline)], chosen)[0] == pytest.approx(
         [3.0, -7.0, -3.0]
@@ -136,7 +136,7 @@ def test_remax_subtracts_the_reward_of_the_greedy_episode():
 def test_a_group_whose_baseline_a_filter_drops_is_dropped():
     group = make_group("a", [1.0, 0.0])
     failed, kept = (
-        replace(group, greedy_baseline=make_group("a", [0.0], [status]).episodes[0]) for status in (ERROR, OK)
+        replace(group, greedy_baseline=make_group("a", [0.0], [status]).scored_episodes[0]) for status in (ERROR, OK)
     )
     assert select_groups([failed, kept], FILTERS, target=2).kept_groups == (kept,)
 
@@ -301,11 +301,11 @@ def make_tool_episode(shows_image: bool, *, has_child: bool = False, length: int
 def group_episodes(*episodes):
     """Make a group in which the value of an episode's score is its index."""
     scored = (ScoredEpisode(episode=episode, score=Score(value=float(index))) for index, episode in enumerate(episodes))
-    return Group(task=make_task("w"), episodes=tuple(scored))
+    return Group(task=make_task("w"), scored_episodes=tuple(scored))
 
 
 def get_kept_indices(selection):
-    return [scored.score.value for group in selection.kept_groups for scored in group.episodes]
+    return [scored.score.value for group in selection.kept_groups for scored in group.scored_episodes]
 
 
 def test_require_tool_image_drops_episodes_without_one():
@@ -363,13 +363,15 @@ def test_selection_never_splits_a_group(drawn, target, rank):
     chosen = select_groups(groups, FILTERS, rank_by=rank, target=target)
     assert len(chosen.kept_groups) + chosen.num_missing == target
     assert all(
-        np.std(group.score_values) > 1e-6 and len(group.episodes) > 1
+        np.std(group.score_values) > 1e-6 and len(group.scored_episodes) > 1
         for group in (*chosen.kept_groups, *chosen.surplus_groups)
     )
     dropped = (ERROR, EpisodeStatus.ABORTED, EpisodeStatus.LENGTH)
-    survivors = {group.task.id: [m for m in group.episodes if m.episode.status not in dropped] for group in groups}
+    survivors = {
+        group.task.id: [m for m in group.scored_episodes if m.episode.status not in dropped] for group in groups
+    }
     for group in (*chosen.kept_groups, *chosen.surplus_groups):
-        assert list(group.episodes) == survivors[group.task.id]
+        assert list(group.scored_episodes) == survivors[group.task.id]
     for before, after in itertools.pairwise(chosen.filter_reports):
         assert before.num_groups[0] == sum(after.num_groups)
         assert before.num_episodes[0] == sum(after.num_episodes)

@@ -22,7 +22,9 @@ from saccade.types import AnswerType, Episode, EpisodeStatus, Group, Score, Scor
 def make_group(name, rewards):
     task = Task(id=name, question="?", media=(), answer_type=AnswerType.OPEN, ground_truth="red")
     episode = Episode(task=task, environment="a", ledger=Ledger(), turns=(), status=EpisodeStatus.ANSWERED)
-    return Group(task=task, episodes=tuple(ScoredEpisode(episode=episode, score=Score(value=one)) for one in rewards))
+    return Group(
+        task=task, scored_episodes=tuple(ScoredEpisode(episode=episode, score=Score(value=one)) for one in rewards)
+    )
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def make_group(name, pairs):
         Score(value=value, credits=() if anchor is None else (Credit(span=TAGS, value=anchor),))
         for value, anchor in pairs
     ]
-    return Group(task=task, episodes=tuple(ScoredEpisode(episode=episode, score=score) for score in scores))
+    return Group(task=task, scored_episodes=tuple(ScoredEpisode(episode=episode, score=score) for score in scores))
 
 
 # ---- structural tokens -----------------------------------------------------------------------------------------------
@@ -125,8 +125,8 @@ def test_credits_of_several_spans_by_hand():
         Score(value=0.0, credits=(Credit(span=turn, value=0.4),)),
     ]
     group = make_group("a", [(1.0, None), (0.0, None)])
-    pairs = zip(group.episodes, scores, strict=True)
-    group = replace(group, episodes=tuple(replace(episode, score=score) for episode, score in pairs))
+    pairs = zip(group.scored_episodes, scores, strict=True)
+    group = replace(group, scored_episodes=tuple(replace(episode, score=score) for episode, score in pairs))
     [found] = group_advantages.compute_group_advantages([group], AdvantageConfig(estimator="dr_grpo"))
     assert found.every_token_G == pytest.approx([0.5, -0.5])
     assert found.by_span[TAGS] == pytest.approx([0.1, -0.1])
@@ -148,8 +148,8 @@ def test_credits_of_several_spans_by_hand():
 )
 def test_credits_with_baselines_other_than_the_groups_mean_by_hand(estimator, whiten, every_token, tags):
     group, greedy = make_group("a", [(1.0, 0.2), (0.0, 0.1)]), make_group("a", [(0.4, 0.3)])
-    episodes = [replace(item, score=replace(item.score, correct=item.score.value)) for item in group.episodes]
-    group = replace(group, episodes=tuple(episodes), greedy_baseline=greedy.episodes[0])
+    episodes = [replace(item, score=replace(item.score, correct=item.score.value)) for item in group.scored_episodes]
+    group = replace(group, scored_episodes=tuple(episodes), greedy_baseline=greedy.scored_episodes[0])
     [found] = group_advantages.compute_group_advantages([group], AdvantageConfig(estimator=estimator, whiten=whiten))
     assert found.every_token_G == pytest.approx(every_token)
     assert found.by_span[TAGS] == pytest.approx(tags)

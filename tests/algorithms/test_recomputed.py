@@ -181,7 +181,7 @@ def make_group(name, rewards):
     task = Task(id=name, question="?", media=(), answer_type=AnswerType.OPEN, ground_truth="red")
     episode = Episode(task=task, environment="direct", ledger=Ledger(), turns=(), status=EpisodeStatus.ANSWERED)
     scored = (ScoredEpisode(episode=episode, score=Score(value=reward, parts={})) for reward in rewards)
-    return Group(task=task, episodes=tuple(scored))
+    return Group(task=task, scored_episodes=tuple(scored))
 
 
 def compute_expected_advantages(rewards, estimator):

@@ -149,7 +149,7 @@ def test_media_paths_survive_a_move_of_the_run_folder(tmp_path, episode):
 @RELAXED
 @given(episode=EPISODES, score=st.builds(Score, value=FINITE, parts=st.dictionaries(TEXT, FINITE, max_size=2)))
 def test_episodes_with_children_round_trip(tmp_path, episode, score):
-    group = Group(task=episode.task, episodes=(ScoredEpisode(episode=episode, score=score),))
+    group = Group(task=episode.task, scored_episodes=(ScoredEpisode(episode=episode, score=score),))
     write_jsonl(tmp_path / "groups.jsonl", [group])
     (back,) = read_jsonl(tmp_path / "groups.jsonl", Group)
     assert back == group

@@ -109,10 +109,10 @@ def test_groups_start_alike_and_are_scored_by_their_returns(server, renderer):
     environment = partial(Openenv, url=server, **SETTINGS, max_replies=10)
     ctx = build_context(renderer, lambda ledger: str(sum(segment.is_sampled for segment in ledger.segments)))
     [group] = asyncio.run(collect([task], lambda task: environment, ctx, group_size=6, score_fn=score))
-    assert {scored.episode.status for scored in group.episodes} == {EpisodeStatus.ANSWERED}
-    assert len({scored.episode.ledger.segments for scored in group.episodes}) == 1
-    assert [scored.score.value for scored in group.episodes] == [
-        1 + 0.25 * (len(scored.episode.turns) - 1) for scored in group.episodes
+    assert {scored.episode.status for scored in group.scored_episodes} == {EpisodeStatus.ANSWERED}
+    assert len({scored.episode.ledger.segments for scored in group.scored_episodes}) == 1
+    assert [scored.score.value for scored in group.scored_episodes] == [
+        1 + 0.25 * (len(scored.episode.turns) - 1) for scored in group.scored_episodes
     ]
 
 

@@ -85,12 +85,12 @@ def test_groups_of_two_environments_have_their_own_rewards(renderer):
     )
     environments, score_fn = TaskEnvironments.from_recipe(recipe), compose_task_rewards(recipe)
     video, image = asyncio.run(collect([TASK, IMAGE], environments, ctx, group_size=2, score_fn=score_fn))
-    assert [scored.episode.environment for group in (video, image) for scored in group.episodes] == [
+    assert [scored.episode.environment for group in (video, image) for scored in group.scored_episodes] == [
         *["tool_calling"] * 2,
         *["single_turn"] * 2,
     ]
-    assert video.episodes[0].score.parts.keys() == {"accuracy", "format_compliance"}
-    assert image.episodes[0].score.parts.keys() == {"format_compliance"}
+    assert video.scored_episodes[0].score.parts.keys() == {"accuracy", "format_compliance"}
+    assert image.scored_episodes[0].score.parts.keys() == {"format_compliance"}
 
 
 @pytest.mark.slow
@@ -152,7 +152,7 @@ def test_images_with_python_and_videos_with_crops_train_in_one_run(tmp_path):
                 load_tasks(tmp_path / "data/train/tasks.jsonl"),
                 folder=tmp_path / "rl",
                 log_step=lambda row: rows.append(row),
-                on_groups=lambda step, groups: episodes.extend(m.episode for g in groups for m in g.episodes),
+                on_groups=lambda step, groups: episodes.extend(m.episode for g in groups for m in g.scored_episodes),
             )
         finally:
             await components.engine.close()

@@ -109,7 +109,7 @@ def test_metrics_over_episodes():
         "looking/regret": pytest.approx(0.9 - (0.8 - 0.1) / 2),
         "looking/visual_tokens_per_correct": 10.0,
     }
-    step = compute_step_metrics([Group(task=scored[0].episode.task, episodes=(scored[0],))])
+    step = compute_step_metrics([Group(task=scored[0].episode.task, scored_episodes=(scored[0],))])
     assert step["looking/frac_calls_hit"] == 0.5
     summary = summarize(scored)
     assert summary.looking["regret"] == metrics["looking/regret"]

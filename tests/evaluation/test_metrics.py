@@ -106,12 +106,13 @@ def test_pass_at_k_is_the_unbiased_estimator():
 
 def test_step_metrics():
     first = Group(
-        task=task("a"), episodes=(make_scored(task("a"), 1.0, calls=2, frames=4), make_scored(task("a"), 0.0, frames=4))
+        task=task("a"),
+        scored_episodes=(make_scored(task("a"), 1.0, calls=2, frames=4), make_scored(task("a"), 0.0, frames=4)),
     )
     two = task("b", question="count", kind=AnswerType.NUMBER, ground_truth=2.0)
     second = Group(
         task=two,
-        episodes=(make_scored(two, 1.0, frames=8, calls=1, failing=1), make_scored(two, 1.0, frames=8, calls=1)),
+        scored_episodes=(make_scored(two, 1.0, frames=8, calls=1, failing=1), make_scored(two, 1.0, frames=8, calls=1)),
     )
     metrics = compute_step_metrics([first, second])
     assert metrics["reward"] == 0.75 + 0.5

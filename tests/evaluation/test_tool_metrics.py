@@ -86,7 +86,7 @@ def test_statistics_per_source():
         == 0.5
     )
     assert "source/vstar/reward_diff" not in metrics  # every episode called
-    step = compute_step_metrics([Group(task=scored[0].episode.task, episodes=tuple(scored))])
+    step = compute_step_metrics([Group(task=scored[0].episode.task, scored_episodes=tuple(scored))])
     assert step["source/chart/accuracy"] == 1.0
     assert metrics.items() <= step.items()
 

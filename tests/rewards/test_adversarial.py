@@ -95,7 +95,7 @@ def rollout(renderer):
         )
         rollouts = collect([task], lambda task: ToolCalling, base, group_size=1, score_fn=compose_rewards(terms))
         (group,) = asyncio.run(rollouts)
-        return group.episodes[0]
+        return group.scored_episodes[0]
 
     return run
 

@@ -238,7 +238,7 @@ def test_a_group_reward_from_a_file_sees_the_scores_of_the_graded_episodes(tmp_p
     rank = write_reward(
         tmp_path / "rank.py",
         "async def rank(group, *, factor: float = 1.0):\n    await asyncio.sleep(0)\n"
-        "    return [factor * index + member.score.value for index, member in enumerate(group.episodes)]\n",
+        "    return [factor * index + member.score.value for index, member in enumerate(group.scored_episodes)]\n",
     )
     terms = {unsure: RewardTerm(), rank: RewardTerm(settings={"factor": 2.0})}
     scores = asyncio.run(compose_rewards(terms)(SEEN))

@@ -65,7 +65,7 @@ async def run_one_group(task, make_environment, context, *, group_size, **option
     (group,) = await collect(
         [task], each_in(make_environment), context, group_size=group_size, score_fn=ones, **options
     )
-    return [member.episode for member in group.episodes]
+    return [member.episode for member in group.scored_episodes]
 
 
 def make_hooked(hook):
@@ -120,7 +120,7 @@ def test_a_missing_file_ends_its_own_group_alone(renderer):
     tasks = [task("a"), task("b", "missing.mp4")]
     good, bad = asyncio.run(collect(tasks, each_in(ToolCalling), base(renderer), group_size=2, score_fn=ones))
     assert good.score_values == (1.0, 1.0)
-    assert [member.episode.status for member in bad.episodes] == [EpisodeStatus.ABORTED] * 2
+    assert [member.episode.status for member in bad.scored_episodes] == [EpisodeStatus.ABORTED] * 2
 
 
 def test_an_error_of_the_user_stops_everything(renderer):
@@ -164,7 +164,7 @@ def test_groups_have_the_order_of_the_tasks_however_they_finish(renderer):
     )
     assert [group.task.id for group in groups] == ["a", "b"]
     assert finished == [(1, "b"), (0, "a")]
-    assert [[member.episode.frame_budget for member in group.episodes] for group in groups] == [[4, 4], [8, 8]]
+    assert [[member.episode.frame_budget for member in group.scored_episodes] for group in groups] == [[4, 4], [8, 8]]
 
 
 @pytest.mark.parametrize(("max_concurrency", "most"), [(4, 4), (5, 4), (1, 2), (512, 12)])
@@ -197,7 +197,7 @@ def test_the_same_run_gives_the_same_groups(renderer):
         groups = asyncio.run(
             collect([task("a"), task("b")], each_in(ToolCalling), base(renderer), group_size=3, score_fn=ones)
         )
-        return [member.episode.ledger for group in groups for member in group.episodes]
+        return [member.episode.ledger for group in groups for member in group.scored_episodes]
 
     assert run() == run()
 
@@ -215,13 +215,13 @@ def test_ungraded_episodes_are_counted_and_no_members(renderer):
         lost = [episode.group_index for episode in group.ungraded]
         assert lost == [i for i in range(3) if sum(episodes[i].ledger.segments[0].tokens) % 2]
         assert [ungraded.episode.ledger for ungraded in group.ungraded] == [episodes[i].ledger for i in lost]
-        assert [scored.episode.ledger for scored in group.episodes] == [
+        assert [scored.episode.ledger for scored in group.scored_episodes] == [
             episodes[i].ledger for i in range(3) if i not in lost
         ]
         assert {ungraded.reason for ungraded in group.ungraded} <= {"the judge is away"}
-        assert group.score_values == (1.0,) * len(group.episodes)
-    assert {len(group.episodes) for group in groups} >= {1, 2}
-    empty = Group(task=tasks[0], episodes=(), ungraded=groups[0].ungraded)
+        assert group.score_values == (1.0,) * len(group.scored_episodes)
+    assert {len(group.scored_episodes) for group in groups} >= {1, 2}
+    empty = Group(task=tasks[0], scored_episodes=(), ungraded=groups[0].ungraded)
     assert (empty.score_values, empty.solve_rate) == ((), 0.0)
 
 
@@ -248,7 +248,7 @@ def test_a_group_may_have_a_greedy_baseline(renderer):
         return await ones(episodes)
 
     engine, [group] = collect_with_baseline(renderer, score)
-    assert (len(group.episodes), group.greedy_baseline.score.value) == (2, 1.0)
+    assert (len(group.scored_episodes), group.greedy_baseline.score.value) == (2, 1.0)
     assert sorted(engine.temperatures) == [0.0, 1.0, 1.0]
     assert sizes == [2, 1]
     assert group.score_values == (1.0, 1.0)
@@ -276,7 +276,7 @@ def test_a_group_whose_baseline_is_ungraded_has_no_episodes(renderer):
         return [Ungraded(reason="no judge")] if len(episodes) == 1 else await ones(episodes)
 
     _, [group] = collect_with_baseline(renderer, score)
-    assert (group.episodes, group.greedy_baseline, len(group.ungraded)) == ((), None, 2)
+    assert (group.scored_episodes, group.greedy_baseline, len(group.ungraded)) == ((), None, 2)
 
 
 def test_episodes_are_scored_concurrently(renderer):

@@ -47,7 +47,7 @@ import os
 def group_place(group, *, log: str) -> list[float]:
     with open(log, "a") as file:
         file.write(f"{os.getpid()}\\n")
-    return [scored.score.value for scored in group.episodes]
+    return [scored.score.value for scored in group.scored_episodes]
 """
 
 
@@ -183,7 +183,7 @@ def test_a_killed_worker_costs_its_own_groups_alone(cluster, tiny_folder, tasks,
 
 
 def list_versions(groups):
-    ledgers = [member.episode.ledger for group in groups for member in group.episodes]
+    ledgers = [member.episode.ledger for group in groups for member in group.scored_episodes]
     return {segment.version for ledger in ledgers for segment in ledger.segments if segment.is_sampled}
 
 
@@ -221,7 +221,7 @@ def test_workers_follow_weight_syncs_cancellations_and_errors(cluster, tiny_fold
 
         missing = replace(tasks[0], media=(Media(path="/missing.png", kind=MediaKind.IMAGE),))
         (group,) = await collect([missing], *given, **settings)
-        assert {member.episode.status for member in group.episodes} == {EpisodeStatus.ABORTED}
+        assert {member.episode.status for member in group.scored_episodes} == {EpisodeStatus.ABORTED}
 
         shown = good("cluster", "status", "--address", cluster.address)
         assert len(re.findall(rf"{tmp_path.name}/\d+/\d", shown)) == 2
@@ -234,7 +234,7 @@ def test_workers_follow_weight_syncs_cancellations_and_errors(cluster, tiny_fold
     recipe = make_recipe(tiny_folder, tmp_path, latency=0.2)
     groups, _, metrics = run_on_ray(recipe, tmp_path, tasks, cluster.address, body=body)
     assert describe(groups, tmp_path) == local_groups
-    assert all(member.episode.results[0].images for group in groups for member in group.episodes)
+    assert all(member.episode.results[0].images for group in groups for member in group.scored_episodes)
     assert metrics["workers/lost"] == metrics["workers/lost_drivers"] == 0
 
 
@@ -276,7 +276,7 @@ def test_workers_of_a_node_share_a_store_and_use_the_cpus_that_are_reserved(tiny
         settings = {"rollouts.ray.max_episodes": GROUP_SIZE, "rollouts.ray.resources": {node: 0.1}}
         settings["rollouts.ray.workers"] = workers
         groups, metrics, _ = run_on_ray(recipe, tmp_path, tasks, cluster.address, ray=settings)
-        assert {member.score.total for group in groups for member in group.episodes} == {1.0}
+        assert {member.score.total for group in groups for member in group.scored_episodes} == {1.0}
         return metrics["workers/decoded_images"], metrics["workers/images_from_store"]
 
     with RayCluster(nodes=3, node_options=options) as cluster:

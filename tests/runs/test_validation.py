@@ -148,7 +148,7 @@ def build_group(name, *values):
         for index, value in enumerate(values)
         if value is None
     ]
-    return Group(task=task, episodes=tuple(scored), ungraded=tuple(ungraded))
+    return Group(task=task, scored_episodes=tuple(scored), ungraded=tuple(ungraded))
 
 
 def test_metrics_of_a_mode():
@@ -157,7 +157,7 @@ def test_metrics_of_a_mode():
     assert metrics["accuracy"] == metrics["reward"] == 3 / 5
     assert metrics["accuracy/low"] <= 3 / 5 <= metrics["accuracy/high"]
     assert (metrics["episodes"], metrics["tasks"], metrics["frac_ungraded"]) == (5, 3, 1 / 6)
-    assert len(group_by_task(groups[0].episodes)) == 1
+    assert len(group_by_task(groups[0].scored_episodes)) == 1
     assert compute_validation_metrics([build_group("a", None)]) == {"episodes": 0, "frac_ungraded": 1.0}
 
 

@@ -26,7 +26,7 @@ def build_group(prompt_index, status=EpisodeStatus.ANSWERED, version=None):
     if version is not None:
         ledger = ledger.append_completion((2,), logprobs=(-1.0,), version=version)
     episode = Episode(task=task, environment="", ledger=ledger, turns=(), status=status)
-    return Group(task=task, episodes=(ScoredEpisode(episode=episode, score=Score(value=0.0)),))
+    return Group(task=task, scored_episodes=(ScoredEpisode(episode=episode, score=Score(value=0.0)),))
 
 
 class Rollouts:
@@ -332,7 +332,7 @@ def test_a_group_that_is_too_slow_is_dropped_and_its_prompt_drawn_again():
                     await asyncio.Event().wait()
                 except asyncio.CancelledError:
                     states.append(schedulers[0].state)  # as a run that is stopped now saves it
-                    on_discarded(build_group(0).episodes[0].episode)
+                    on_discarded(build_group(0).scored_episodes[0].episode)
                     raise
             return await super().run_group(prompt_index, version, on_discarded)
 

@@ -116,7 +116,11 @@ def test_mixed_rows_train(data, tmp_path):
                 folder=tmp_path / "rl",
                 log_step=rows.append,
                 on_groups=lambda step, groups: episodes.update(
-                    {member.episode.task.environment: member.episode for group in groups for member in group.episodes}
+                    {
+                        member.episode.task.environment: member.episode
+                        for group in groups
+                        for member in group.scored_episodes
+                    }
                 ),
             )
         finally:

@@ -53,7 +53,7 @@ def load_optimizer(components):
 
 
 def list_episodes(groups):
-    return [scored.episode for group in groups for scored in group.episodes]
+    return [scored.episode for group in groups for scored in group.scored_episodes]
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------
@@ -482,7 +482,7 @@ def test_a_resumed_run_has_the_greedy_episodes_of_its_pending_batches(workspace,
     killed = with_reward(workspace.load_components(*BASELINE), compute_reward)
     workspace.run_rl(killed, tmp_path / "killed", kill_at=3)
     [batch] = read_jsonl(tmp_path / "killed/step-000002" / rl.PENDING_BATCHES, RolloutBatch)
-    assert all(group.greedy_baseline is not None and len(group.episodes) == 2 for group in batch.groups)
+    assert all(group.greedy_baseline is not None and len(group.scored_episodes) == 2 for group in batch.groups)
     assert batch.num_sampled_tokens == sum(
         scored.episode.usage.sampled_tokens for group in batch.groups for scored in group.members
     )
@@ -548,7 +548,7 @@ def not_worst(scored, *, advantage):
     return advantage > -1e6
 
 def rank(group, *, bonus: float = 0.0):
-    return [bonus * index for index, _ in enumerate(group.episodes)]
+    return [bonus * index for index, _ in enumerate(group.scored_episodes)]
 """
 
 

@@ -78,7 +78,7 @@ def test_each_prompt_has_the_frame_budget_of_its_own_epoch(workspace):
         draw_frame_budget(budgets, run_seed=5, epoch=prompt_index // NUM_TASKS, task=task)
         for prompt_index, task in zip(prompt_indices, tasks, strict=True)
     ]
-    assert [group.episodes[0].episode.frame_budget for group in groups] == expected
+    assert [group.scored_episodes[0].episode.frame_budget for group in groups] == expected
     budgets_of_first_epoch = [draw_frame_budget(budgets, run_seed=5, epoch=0, task=task) for task in tasks]
     assert expected != budgets_of_first_epoch
 
@@ -128,7 +128,7 @@ def test_missing_groups_are_collected_in_another_round(workspace):
     assert prompt_sampler == PromptSampler(next_index=8)
     assert [len(groups) for groups in received] == [8]
     assert batch.metrics["groups/dropped/reward_std"] == 4.0
-    episodes = [scored.episode for group in received[0] for scored in group.episodes]
+    episodes = [scored.episode for group in received[0] for scored in group.scored_episodes]
     assert batch.num_sampled_tokens == sum(episode.usage.sampled_tokens for episode in episodes)
 
 
@@ -240,7 +240,7 @@ def test_prompts_of_surplus_groups_are_discarded_or_requeued(workspace, surplus)
     assert prompt_sampler == PromptSampler(next_index=4, requeued_indices=requeued)
     next_batch, _ = asyncio.run(collect_batch(components, workspace.tasks, prompt_sampler, 1))
     assert get_positions(workspace, next_batch) == ([2, 3] if surplus == "requeue" else [4, 5])
-    episodes = [scored.episode for group in next_batch.groups for scored in group.episodes]
+    episodes = [scored.episode for group in next_batch.groups for scored in group.scored_episodes]
     versions = {version for episode in episodes for version in episode.ledger.versions()}
     assert versions == {-1, components.engine.version}  # no surplus episode is reused
 
@@ -357,7 +357,7 @@ def test_ungraded_episodes_are_counted_and_not_trained(workspace):
 
     batch, _ = collect(replace(graded, score_fn=score), workspace)
     assert batch.metrics["frac_ungraded"] == pytest.approx(1 / 3)
-    assert all(len(group.episodes) == 2 for group in batch.groups)
+    assert all(len(group.scored_episodes) == 2 for group in batch.groups)
 
 
 # ---- slow groups -----------------------------------------------------------------------------------------------------
@@ -422,7 +422,7 @@ def test_finished_episodes_of_a_cancelled_group_are_discarded(workspace):
     batch, _ = collect(components, workspace, requeue_first(prompt_index), on_rollouts=record_rollouts)
     assert (batch.metrics["groups/cancelled"], batch.metrics["episodes/cancelled"]) == (1.0, 1.0)
     assert batch.metrics["episodes/discarded"] == 1.0
-    episodes = [scored.episode for group in batch.groups for scored in group.episodes]
+    episodes = [scored.episode for group in batch.groups for scored in group.scored_episodes]
     assert batch.num_sampled_tokens > sum(episode.usage.sampled_tokens for episode in episodes)
     *others, discarded, cancelled = records
     assert {record.outcome for record in others} <= {"kept", "dropped"}
@@ -477,7 +477,10 @@ def test_over_provision_starts_more_groups_than_required(oversample, over_provis
 def test_num_tokens_counts_all_conversations(workspace):
     batch, _ = collect(load_components(workspace), workspace)
     conversations = [
-        conversation for group in batch.groups for scored in group.episodes for conversation in scored.episode.walk()
+        conversation
+        for group in batch.groups
+        for scored in group.scored_episodes
+        for conversation in scored.episode.walk()
     ]
     assert count_tokens(batch.groups) == sum(len(conversation.ledger) for conversation in conversations) > 0
 

@@ -51,7 +51,7 @@ def make_episode(
 
 def make_group(*episodes: Episode) -> Group:
     scored = tuple(ScoredEpisode(episode=episode, score=Score(value=0.0)) for episode in episodes)
-    return Group(task=TASK, episodes=scored)
+    return Group(task=TASK, scored_episodes=scored)
 
 
 TAGS = Span(kind="tags")

@@ -168,14 +168,14 @@ def _compute_parts(
     group: Group, spans: Sequence[Span], estimator: AdvantageEstimator, settings: AdvantageConfig
 ) -> FloatArray:
     """Return the advantages of every token and of each span, [1 + S, G]."""
-    G = len(group.episodes)
+    G = len(group.scored_episodes)
     shape = partial(shape_rewards, scale=settings.reward_scale, bias=settings.reward_bias, clip=settings.reward_clip)
     values = [scored.score.value for scored in group.members]
     credits = [
         [sum(credit.value for credit in scored.score.credits if credit.span == span) for scored in group.members]
         for span in spans
     ]
-    correct = [scored.score.correct for scored in group.episodes if scored.score.correct is not None]
+    correct = [scored.score.correct for scored in group.scored_episodes if scored.score.correct is not None]
     # Shaping clips and an estimator need not be linear, so a span's advantage is what its credits add to that of the
     # value and the spans before it.
     shaped = shape(np.cumsum([values, *credits], axis=0))
@@ -197,7 +197,7 @@ def compute_frac_correct_with_negative_advantage(groups: Sequence[Group], advant
     is_negative = [
         value < 0
         for group, values_G in zip(groups, advantages, strict=True)
-        for scored, value in zip(group.episodes, np.asarray(values_G).tolist(), strict=True)
+        for scored, value in zip(group.scored_episodes, np.asarray(values_G).tolist(), strict=True)
         if scored.score.is_correct
     ]
     return sum(is_negative) / max(1, len(is_negative))

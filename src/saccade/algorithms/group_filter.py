@@ -95,7 +95,7 @@ def select_groups(
     for name, keep_episode in resolved["scored"].items():
         stages[name] = last = [_filter_episodes(group, keep_episode) for group in last]
     # A group's statistics are derived from its episodes: from here on, from the remaining ones.
-    stages["too_few_episodes"] = last = [group for group in last if len(group.episodes) > 1]
+    stages["too_few_episodes"] = last = [group for group in last if len(group.scored_episodes) > 1]
     for name, keep_group in resolved["group"].items():
         stages[name] = last = [group for group in last if keep_group(group)]
     ranked = last
@@ -105,8 +105,10 @@ def select_groups(
     kept_groups, surplus_groups = tuple(ranked[:target]), tuple(ranked[target:])
     removed_by: dict[int, str] = {}
     for name, (before, after) in zip(list(stages)[1:], itertools.pairwise(stages.values()), strict=True):
-        left = {id(scored) for group in after for scored in group.episodes}
-        removed_by |= {id(scored): name for group in before for scored in group.episodes if id(scored) not in left}
+        left = {id(scored) for group in after for scored in group.scored_episodes}
+        removed_by |= {
+            id(scored): name for group in before for scored in group.scored_episodes if id(scored) not in left
+        }
     return SelectionResult(
         kept_groups=kept_groups,
         surplus_groups=surplus_groups,
@@ -122,21 +124,21 @@ def select_groups(
 def _filter_episodes(group: Group, keep_episode: Callable[..., bool]) -> Group:
     # Without its baseline nothing can be compared.
     has_baseline = group.greedy_baseline is None or keep_episode(group.greedy_baseline)
-    return replace(group, episodes=tuple(filter(keep_episode, group.episodes)) if has_baseline else ())
+    return replace(group, scored_episodes=tuple(filter(keep_episode, group.scored_episodes)) if has_baseline else ())
 
 
 def filter_by_advantage(
     groups: Sequence[Group], advantages: Sequence[NDArray[np.float64]], filters: Filters
 ) -> tuple[list[list[bool]], list[FilterReport]]:
     """Return masks of the episodes to train on (the others still compare), and the reports of filters by advantage."""
-    masks = [[True] * len(group.episodes) for group in groups]
+    masks = [[True] * len(group.scored_episodes) for group in groups]
     reports, before = [], list(groups)
     for name, keep in resolve_filters(filters)["advantage"].items():
         for group, values_G, mask in zip(groups, advantages, masks, strict=True):
-            for index, (scored, value) in enumerate(zip(group.episodes, values_G.tolist(), strict=True)):
+            for index, (scored, value) in enumerate(zip(group.scored_episodes, values_G.tolist(), strict=True)):
                 mask[index] = mask[index] and keep(scored, advantage=value)
         after = [
-            replace(group, episodes=tuple(itertools.compress(group.episodes, mask)))
+            replace(group, scored_episodes=tuple(itertools.compress(group.scored_episodes, mask)))
             for group, mask in zip(groups, masks, strict=True)
         ]
         reports.append(build_filter_report(name, before, after))
@@ -146,10 +148,10 @@ def filter_by_advantage(
 
 def build_filter_report(name: str, before: Sequence[Group], after: Sequence[Group]) -> FilterReport:
     """Compare the groups before and after a filter."""
-    kept_episodes = [scored for group in after for scored in group.episodes]
+    kept_episodes = [scored for group in after for scored in group.scored_episodes]
     # The stages share their episodes and never copy them, so identity shows which are left.
     kept_ids = {id(scored) for scored in kept_episodes}
-    removed_episodes = [scored for group in before for scored in group.episodes if id(scored) not in kept_ids]
+    removed_episodes = [scored for group in before for scored in group.scored_episodes if id(scored) not in kept_ids]
     return FilterReport(
         name=name,
         num_groups=(len(after), len(before) - len(after)),

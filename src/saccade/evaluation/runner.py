@@ -131,7 +131,7 @@ async def evaluate(
 
     def append_group(index: int, group: Group) -> None:
         # Graded and ungraded episodes in the order in which they were started.
-        graded, ungraded = iter(group.episodes), {outcome.group_index: outcome for outcome in group.ungraded}
+        graded, ungraded = iter(group.scored_episodes), {outcome.group_index: outcome for outcome in group.ungraded}
         with convert_file_errors(results_path):
             for i, key in enumerate(missing[index][1]):
                 outcome: ScoredEpisode | UngradedEpisode = ungraded[i] if i in ungraded else next(graded)

@@ -104,7 +104,7 @@ def has_failed(episode: Episode) -> bool:
 
 def has_usable_episode(groups: Iterable[Group]) -> bool:
     """Return whether an episode has a score and didn't fail; one whose prompt exceeded the context has no turn."""
-    return any(not has_failed(scored.episode) for group in groups for scored in group.episodes)
+    return any(not has_failed(scored.episode) for group in groups for scored in group.scored_episodes)
 
 
 def count_tokens(groups: Iterable[Group]) -> int:
@@ -353,10 +353,13 @@ def estimate_at_k(values: Sequence[Sequence[float]]) -> dict[str, float]:
 
 def compute_step_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return the metrics of one RL step's rollouts by their keys in docs/metrics.md; {} without a scored episode."""
-    scored = [member for group in groups for member in group.episodes]
+    scored = [member for group in groups for member in group.scored_episodes]
     if not scored:
         return {}
-    graded, ungraded = [group for group in groups if group.episodes], sum(len(group.ungraded) for group in groups)
+    graded, ungraded = (
+        [group for group in groups if group.scored_episodes],
+        sum(len(group.ungraded) for group in groups),
+    )
     behavior = average_behavior(scored)
     metrics = {"reward": fmean(outcome.score.total for outcome in scored), "accuracy": fmean(map(get_accuracy, scored))}
     # Format compliance is its own metric, whether or not the recipe rewards it.

@@ -104,7 +104,7 @@ def compose_rewards(terms: Mapping[str, RewardTerm]) -> ScoreFn:
     ) -> Sequence[ScoreResult]:
         results = await score_each(score_episode)(episodes, graded)
         group = build_group(episodes, results)
-        scores = [scored.score for scored in group.episodes]
+        scores = [scored.score for scored in group.scored_episodes]
         for part, reward in group_rewards.items() if scores else ():
             values = await _run_group_reward(part, reward, group)
             if isinstance(values, Ungraded):
@@ -141,7 +141,7 @@ def build_group(episodes: Sequence[Episode], results: Sequence[ScoreResult]) -> 
     pairs = list(zip(episodes, results, strict=True))
     return Group(
         task=episodes[0].task,
-        episodes=tuple(
+        scored_episodes=tuple(
             ScoredEpisode(episode=episode, score=result) for episode, result in pairs if isinstance(result, Score)
         ),
         ungraded=tuple(
@@ -203,9 +203,9 @@ async def _run_group_reward(part: str, reward: Callable[..., Any], group: Group)
         if isinstance(result, Ungraded):
             return result
         values = [float(value) for value in result]
-    if len(values) != len(group.episodes):
+    if len(values) != len(group.scored_episodes):
         raise ConfigError(
-            f"the reward {part!r} returned {len(values)} values for the {len(group.episodes)} episodes of task "
+            f"the reward {part!r} returned {len(values)} values for the {len(group.scored_episodes)} episodes of task "
             f"{task.id}; it must return one per episode",
             key=f"rewards.{part}",
             value=len(values),

@@ -21,11 +21,11 @@ def diversity(
         (scored.episode.answer or "").casefold()
         if of == "answer"
         else compute_digest([[call.name, call.arguments] for turn in scored.episode.turns for call in turn.reply.calls])
-        for scored in group.episodes
+        for scored in group.scored_episodes
     ]
     return [
         sum(other != own for other in actions) / max(1, len(actions) - 1)
         if scored.score.is_correct or not only_correct
         else 0.0
-        for scored, own in zip(group.episodes, actions, strict=True)
+        for scored, own in zip(group.scored_episodes, actions, strict=True)
     ]

@@ -174,7 +174,7 @@ class Validation:
 
         records = []
         for number, group in enumerate(groups):
-            graded = list(group.episodes)
+            graded = list(group.scored_episodes)
             records += [build(number, i, group) for i in range(len(graded) + len(group.ungraded))]
         return records
 
@@ -195,7 +195,7 @@ def require_checkpoint_metric(retention: CheckpointConfig, stage: str, metrics: 
 
 def compute_validation_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return the metrics of a validation in one mode: accuracy with its 95 % interval, behavior, failures."""
-    scored = [outcome for group in groups for outcome in group.episodes]
+    scored = [outcome for group in groups for outcome in group.scored_episodes]
     num_ungraded = sum(len(group.ungraded) for group in groups)
     metrics: dict[str, float] = {"episodes": len(scored), "frac_ungraded": num_ungraded / (len(scored) + num_ungraded)}
     if not scored:  # no reward could grade one: there is no accuracy

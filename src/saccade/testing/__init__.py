@@ -347,7 +347,7 @@ async def _check_group_reward(reward: Callable[..., Any], answer_types: Sequence
             for index, episode in enumerate(build_example_episodes([answer_type]))
         )
         for members in (scored, scored[:1]):
-            group = Group(task=members[0].episode.task, episodes=members)
+            group = Group(task=members[0].episode.task, scored_episodes=members)
             rewards = await _call_twice(partial(reward, group), "a group")
             if not isinstance(rewards, Ungraded):
                 assert len(rewards) == len(members), f"{len(members)} episodes got {len(rewards)} rewards"

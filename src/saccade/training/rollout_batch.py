@@ -176,7 +176,7 @@ async def collect_batch(
 
 def _pin_images(components: TrainingComponents, groups: Iterable[Group], owner: RolloutBatch | Group) -> None:
     """Keep the images of groups in memory until `owner` is dropped: after training on it, or without."""
-    episodes = (scored.episode for group in groups for scored in group.episodes)
+    episodes = (scored.episode for group in groups for scored in group.scored_episodes)
     ledgers = (conversation.ledger for episode in episodes for conversation in episode.walk())
     components.media.pin((image for ledger in ledgers for image in ledger.images()), owner)
 
@@ -247,9 +247,11 @@ class _Progress:
         prompt_index_by_episode = {
             id(scored): prompt_index
             for prompt_index, group in self.groups_by_prompt.items()
-            for scored in group.episodes
+            for scored in group.scored_episodes
         }
-        surplus_indices = [prompt_index_by_episode[id(group.episodes[0])] for group in self.selection.surplus_groups]
+        surplus_indices = [
+            prompt_index_by_episode[id(group.scored_episodes[0])] for group in self.selection.surplus_groups
+        ]
         return [*surplus_indices, *self.cancelled_indices, *self.surplus_video_indices]
 
 
@@ -390,7 +392,7 @@ def build_records(
         records.append(record)
 
     for number, group in enumerate(groups):
-        for scored in group.episodes:
+        for scored in group.scored_episodes:
             reason = removed_by.get(id(scored), "")
             add(number, "dropped" if reason else "kept", scored.episode, scored.score, reason)
         for ungraded in group.ungraded:
@@ -419,7 +421,7 @@ def build_records(
 
 def require_usable_episodes(groups: Sequence[Group], step: int) -> None:
     """Raise EngineError if every episode of a step failed, or none could be graded: no later step would succeed."""
-    episodes = [scored.episode for group in groups for scored in group.episodes]
+    episodes = [scored.episode for group in groups for scored in group.scored_episodes]
     ungraded = [episode for group in groups for episode in group.ungraded]
     if ungraded and not episodes:
         message = f"none of the {len(ungraded)} episodes of step {step + 1} could be graded"

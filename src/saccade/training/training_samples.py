@@ -28,10 +28,10 @@ def build_samples(
     Each conversation has the advantage of its episode; see `list_trained_conversations`. The advantages of spans are
     added on their tokens, which `decode` identifies; turns and calls are those of the main conversation.
     """
-    masks = [[True] * len(group.episodes) for group in groups] if masks is None else masks
+    masks = [[True] * len(group.scored_episodes) for group in groups] if masks is None else masks
     samples = []
     for number, (group, group_advantages, mask) in enumerate(zip(groups, advantages, masks, strict=True)):
-        rows = zip(group.episodes, group_advantages.every_token_G.tolist(), mask, strict=True)
+        rows = zip(group.scored_episodes, group_advantages.every_token_G.tolist(), mask, strict=True)
         for index, (scored, advantage, is_kept) in enumerate(rows):
             by_span = {span: float(value_G[index]) for span, value_G in group_advantages.by_span.items()}
             tags = {span: value for span, value in by_span.items() if span.kind == "tags"}

@@ -53,6 +53,6 @@ def test_failed_episode_is_an_error_with_its_reason(benchmark, task):
     assert extract_answer(broken).error == "the video can't be decoded"
     fine = episode(replace(task, id="another"), "<answer>C</answer>")
     scores = asyncio.run(build_score_fn(benchmark, "strict")([broken, fine]))
-    scored = build_group([broken, fine], scores).episodes
+    scored = build_group([broken, fine], scores).scored_episodes
     found = build_plain_result(benchmark, grade_episodes(benchmark, scored))
     assert (found.num_tasks, found.errors, found.unparsed, found.score) == (2, 1, 0, 50)

@@ -408,9 +408,9 @@ class Library:
         number, member = positions[row["grp"], row["idx"]]
         group = groups[number]
         credit = load_recipe(str(run.folder / RECIPE_FILE)).rl.advantage.sub_agent_advantage
-        masks = [[index == member for index in range(len(group.episodes))]]
+        masks = [[index == member for index in range(len(group.scored_episodes))]]
         samples = build_samples([group], [advantages[number]], credit, decode=decode, masks=masks)
-        parts = group.episodes[member].episode.walk()
+        parts = group.scored_episodes[member].episode.walk()
         numbers = {id(part.ledger): index for index, part in enumerate(parts)}
         return {numbers[id(sample.ledger)]: sample.advantages for sample in samples}
 
@@ -439,7 +439,7 @@ class Library:
                 members = tuple(ScoredEpisode(episode=r.episode, score=r.score) for r in records if r.score)
                 positions |= {(group, r.index): (number, member) for member, r in enumerate(records)}
                 groups.append(
-                    Group(task=records[0].episode.task, episodes=members, greedy_baseline=baselines.get(group))
+                    Group(task=records[0].episode.task, scored_episodes=members, greedy_baseline=baselines.get(group))
                 )
             settings = load_recipe(str(run.folder / RECIPE_FILE)).rl.advantage
             return positions, groups, compute_group_advantages(groups, settings)
