@@ -276,6 +276,12 @@ OLD_NAMES = {
     "recipes check": "recipes plan",
     "group.episodes": "group.scored_episodes",
     "Group.episodes": "Group.scored_episodes",
+    "on_weight_update": "episodes_on_sync",
+    "engine.settings.in_flight": "engine.settings.replies_on_sync",
+    "rl.on_weight_update": "rl.episodes_on_sync",
+    "InFlightPolicy": "RepliesOnSync",
+    "RestartOnUpdate": "RestartOnSync",
+    "restart_on_update": "restart_on_sync",
     "MaterializeReport": "RewriteReport",
 }
 OLD_NAME = re.compile(

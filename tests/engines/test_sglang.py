@@ -364,18 +364,18 @@ def change_weights(backbone):
 
 
 @pytest.mark.parametrize(
-    ("in_flight", "orders"),
+    ("replies_on_sync", "orders"),
     [
         ("drain", [(ORDERS[1], ""), (ORDERS[2], "")]),
         ("continue", [(ORDERS[0], "retract"), (ORDERS[1], ""), (ORDERS[2], "")]),
     ],
 )
-def test_new_weights_are_loaded_while_it_runs(tiny_folder, backbone, in_flight, orders):
+def test_new_weights_are_loaded_while_it_runs(tiny_folder, backbone, replies_on_sync, orders):
     renderer, logprobs = backbone.renderer, []
     ledger = prompt(renderer, frame(renderer, 3.0), "What?")
 
     async def body(served):
-        async with engine_of(backbone, served, in_flight=in_flight) as engine:
+        async with engine_of(backbone, served, replies_on_sync=replies_on_sync) as engine:
             for version in (1, 2, 3):
                 change_weights(backbone)
                 await engine.sync_weights(backbone, version)
@@ -389,14 +389,14 @@ def test_new_weights_are_loaded_while_it_runs(tiny_folder, backbone, in_flight, 
     assert served.orders == orders * 3
 
 
-@pytest.mark.parametrize("in_flight", ["drain", "continue"])
-def test_an_unfinished_reply_during_a_weight_sync(tiny_folder, backbone, in_flight):
+@pytest.mark.parametrize("replies_on_sync", ["drain", "continue"])
+def test_an_unfinished_reply_during_a_weight_sync(tiny_folder, backbone, replies_on_sync):
     """It finishes first, or continues; each logprob is that of the token's own version."""
     renderer, states = backbone.renderer, {}
     ledger = prompt(renderer, frame(renderer, 3.0), "What?")
 
     async def body(served):
-        async with engine_of(backbone, served, in_flight=in_flight, drain_timeout=300.0) as engine:
+        async with engine_of(backbone, served, replies_on_sync=replies_on_sync, drain_timeout=300.0) as engine:
             for version in (1, 2):
                 change_weights(backbone)
                 states[version] = {name: value.clone() for name, value in backbone.model.state_dict().items()}
@@ -408,7 +408,7 @@ def test_an_unfinished_reply_during_a_weight_sync(tiny_folder, backbone, in_flig
                     await wait_until(lambda gate=gate: gate.sampled == [10])
                     served.gate = None  # the weight check samples, too
                 update = asyncio.create_task(engine.sync_weights(backbone, version))
-                if version == 2 and in_flight == "drain":
+                if version == 2 and replies_on_sync == "drain":
                     await asyncio.sleep(0)  # the update begins: it waits for the reply
                     gate.open()
                 await update
@@ -417,7 +417,7 @@ def test_an_unfinished_reply_during_a_weight_sync(tiny_folder, backbone, in_flig
 
     with server(tiny_folder) as served:
         reply = asyncio.run(body(served))
-    if in_flight == "drain":
+    if replies_on_sync == "drain":
         assert (reply.version, reply.token_versions) == (1, ())
         backbone.model.load_state_dict(states[1])
         assert max_logprob_diff(backbone, ledger, reply) <= 1e-4
@@ -458,12 +458,12 @@ def test_a_reconnecting_server_loads_the_current_weights_first(tiny_folder, back
     assert (after.version, after.tokens, after.logprobs) == (3, before.tokens, before.logprobs)
 
 
-@pytest.mark.parametrize("in_flight", ["drain", "continue"])
-def test_weights_that_the_server_can_not_read_are_rolled_back(tiny_folder, backbone, tmp_path, in_flight):
+@pytest.mark.parametrize("replies_on_sync", ["drain", "continue"])
+def test_weights_that_the_server_can_not_read_are_rolled_back(tiny_folder, backbone, tmp_path, replies_on_sync):
     """The error contains the server's message; no files are left, and the server is not paused."""
 
     async def body(served):
-        async with engine_of(backbone, served, weight_dir=str(tmp_path), in_flight=in_flight) as engine:
+        async with engine_of(backbone, served, weight_dir=str(tmp_path), replies_on_sync=replies_on_sync) as engine:
             await engine.generate(GenerationRequest(prompt(backbone.renderer, "?"), make_sampling(backbone.renderer)))
             served.sees, engine._pool._down_timeout = False, 0.5
             with raises(BrokenEngineError, key="engine.settings.servers", value=[served.url]):

@@ -452,8 +452,8 @@ def test_a_cancelled_request_is_aborted_on_the_server(vllm_server, backbone):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("in_flight", ["continue", "abort"])
-def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server, backbone, in_flight):
+@pytest.mark.parametrize("replies_on_sync", ["continue", "abort"])
+def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server, backbone, replies_on_sync):
     """A sync within replies about images: the ledger has a segment per version, and each token's logprob, also the one
     that the loss gets, is that of its version's weights, given all tokens before it.
     """
@@ -493,7 +493,7 @@ def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server,
         return replies if all(len(set(reply.token_versions)) == 2 for reply in replies) else None
 
     async def body():
-        engine = engine_of(backbone, vllm_server, in_flight=in_flight)
+        engine = engine_of(backbone, vllm_server, replies_on_sync=replies_on_sync)
         await engine.generate(GenerationRequest(ledgers[1], make_sampling(renderer, max_tokens=1)))
         # On a busy machine the server may finish a reply before the sync begins: then they are sampled again.
         for first in (1, 3, 5):
@@ -543,7 +543,7 @@ def test_a_reply_aborted_before_its_first_token_is_sampled_with_the_new_weights(
     renderer = backbone.renderer
 
     async def body():
-        engine = engine_of(backbone, vllm_server, in_flight="abort", max_retries=0)
+        engine = engine_of(backbone, vllm_server, replies_on_sync="abort", max_retries=0)
         await engine.sync_weights(backbone, 1)
         (server,) = engine._pool.servers
         await server.post("/pause", mode="keep")
@@ -566,7 +566,7 @@ def test_drain_updates_weights_between_replies(vllm_server, backbone):
     long = replace(make_sampling(renderer, max_tokens=200), stop_ids=())
 
     async def body():
-        engine = engine_of(backbone, vllm_server, in_flight="drain")
+        engine = engine_of(backbone, vllm_server, replies_on_sync="drain")
         await engine.sync_weights(backbone, 1)
         before = asyncio.create_task(engine.generate(GenerationRequest(prompt(renderer, "What?"), long)))
         while not engine._pool.servers[0].num_in_flight:
@@ -652,7 +652,7 @@ def test_tiny_rl_trains(vllm_server, tmp_path, weight_sync):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("overrides", [(), ("rl.streaming=true", "engine.settings.in_flight=abort")])
+@pytest.mark.parametrize("overrides", [(), ("rl.streaming=true", "engine.settings.replies_on_sync=abort")])
 def test_tiny_rl_trains_asynchronously(vllm_server, tmp_path, overrides):
     """Episodes continue over new weights between or within replies; staleness is at most one version.
 

@@ -43,7 +43,7 @@ def engine_at(backbone):
             "request_timeout": 300.0,
             **settings,
         }
-        given = {"in_flight": "continue", **given}
+        given = {"replies_on_sync": "continue", **given}
         engine = Vllm(backbone.renderer, FakeMediaLoader(), servers=tuple(fake.url for fake in served), **given)
 
         async def check(server, source, weight_label=""):
@@ -115,7 +115,7 @@ def test_an_aborted_reply_continues_after_each_update_from_its_tokens(backbone, 
     sampling = SamplingParams(max_tokens=30, forbidden_ids=renderer.forbidden_ids)
 
     async def body(served):
-        engine = engine_at(served, in_flight="abort")
+        engine = engine_at(served, replies_on_sync="abort")
         await engine.sync_weights(backbone, 1)
         gate = served.hold_replies(8)
         tasks = start_replies(engine, renderer, sampling, ("one", "two"))
@@ -149,7 +149,7 @@ def test_a_reply_that_is_aborted_before_its_first_token_is_sampled_with_the_new_
     renderer = backbone.renderer
 
     async def body(served):
-        engine = engine_at(served, in_flight="abort", max_retries=0)
+        engine = engine_at(served, replies_on_sync="abort", max_retries=0)
         await engine.sync_weights(backbone, 1)
         gate = served.hold_replies(0)
         (task,) = start_replies(engine, renderer, SamplingParams(max_tokens=5, seed=9))
@@ -174,7 +174,7 @@ def test_a_reply_that_no_update_has_aborted_is_sampled_again(backbone, engine_at
         return reply_to(body, renderer, finish_reason="abort", token_ids=[5, 6]) if not number else None
 
     async def body(served):
-        engine = engine_at(served, in_flight="abort")
+        engine = engine_at(served, replies_on_sync="abort")
         tasks = start_replies(engine, renderer, SamplingParams(max_tokens=5))
         (completion,) = await asyncio.gather(*tasks)
         await engine.close()
@@ -187,14 +187,14 @@ def test_a_reply_that_no_update_has_aborted_is_sampled_again(backbone, engine_at
 
 
 def test_sglang_refuses_to_abort_replies(backbone):
-    with raises(ConfigError, key="engine.settings.in_flight", value="abort"):
-        Sglang(backbone.renderer, FakeMediaLoader(), servers=("http://127.0.0.1:1",), in_flight="abort")
+    with raises(ConfigError, key="engine.settings.replies_on_sync", value="abort"):
+        Sglang(backbone.renderer, FakeMediaLoader(), servers=("http://127.0.0.1:1",), replies_on_sync="abort")
 
 
 def test_drain_gives_replies_of_one_version(backbone, engine_at):
     renderer = backbone.renderer
     with server(renderer) as served:
-        engine = engine_at(served, in_flight="drain", drain_timeout=300.0)
+        engine = engine_at(served, replies_on_sync="drain", drain_timeout=300.0)
         one, two, later_completion = asyncio.run(
             update_during_replies(engine, backbone, served, tokens=10, at=(5,), texts=("one", "two"), is_draining=True)
         )
@@ -206,12 +206,12 @@ def test_drain_gives_replies_of_one_version(backbone, engine_at):
 
 
 @pytest.mark.parametrize(
-    ("in_flight", "mode", "query"),
+    ("replies_on_sync", "mode", "query"),
     [("continue", "keep", "reset_running_requests=true"), ("drain", "wait", ""), ("abort", "abort", "")],
 )
-def test_the_order_of_weight_update_requests(backbone, engine_at, in_flight, mode, query):
+def test_the_order_of_weight_update_requests(backbone, engine_at, replies_on_sync, mode, query):
     with server(backbone.renderer) as served:
-        engine = engine_at(served, in_flight=in_flight)
+        engine = engine_at(served, replies_on_sync=replies_on_sync)
         asyncio.run(update_during_replies(engine, backbone, served, tokens=1, at=(0,), texts=()))
     prefix, *others = RESETS
     once = [("/pause", f"mode={mode}"), ("/collective_rpc", ""), ("/update_weight_version", ""), (prefix, query)]
@@ -259,7 +259,7 @@ def test_an_aborted_reply_continues_with_the_old_weights_after_a_rollback(backbo
     renderer = backbone.renderer
 
     async def body(served):
-        engine = engine_at(served, in_flight="abort", max_retries=0)
+        engine = engine_at(served, replies_on_sync="abort", max_retries=0)
         await engine.sync_weights(backbone, 1)
         gate = served.hold_replies(10)
         (task,) = start_replies(engine, renderer, SamplingParams(max_tokens=30))
@@ -302,12 +302,12 @@ def test_a_server_that_samples_from_older_weights_is_not_used(backbone):
         asyncio.run(body(served))
 
 
-@pytest.mark.parametrize("in_flight", ["continue", "abort"])
-def test_a_failed_weight_load_is_retried_and_replies_continue(backbone, engine_at, in_flight):
+@pytest.mark.parametrize("replies_on_sync", ["continue", "abort"])
+def test_a_failed_weight_load_is_retried_and_replies_continue(backbone, engine_at, replies_on_sync):
     renderer = backbone.renderer
 
     async def body(served):
-        engine = engine_at(served, in_flight=in_flight)
+        engine = engine_at(served, replies_on_sync=replies_on_sync)
         sampling = SamplingParams(max_tokens=20, forbidden_ids=renderer.forbidden_ids)
         await engine.sync_weights(backbone, 1)
         gate = served.hold_replies(10)
@@ -334,7 +334,7 @@ def test_a_reply_beyond_the_drain_timeout_restarts_with_the_new_weights(backbone
     renderer = backbone.renderer
 
     async def body(served):
-        engine = engine_at(served, in_flight="drain", drain_timeout=0.3)
+        engine = engine_at(served, replies_on_sync="drain", drain_timeout=0.3)
         await engine.sync_weights(backbone, 1)
         long, short = SamplingParams(max_tokens=100), SamplingParams(max_tokens=5)
         gate = served.hold_replies(5)
@@ -407,13 +407,13 @@ def test_a_transient_error_costs_no_second_load(backbone, engine_at, path):
     assert not served.paused
 
 
-@pytest.mark.parametrize("in_flight", ["drain", "continue"])
-def test_a_server_with_the_current_label_is_not_loaded_again(backbone, engine_at, in_flight):
+@pytest.mark.parametrize("replies_on_sync", ["drain", "continue"])
+def test_a_server_with_the_current_label_is_not_loaded_again(backbone, engine_at, replies_on_sync):
     """It fails in the rest of an update, then in a request; at last it is restarted."""
     renderer = backbone.renderer
 
     async def body(served):
-        engine = engine_at(served, in_flight=in_flight, max_retries=9)
+        engine = engine_at(served, replies_on_sync=replies_on_sync, max_retries=9)
         await engine.sync_weights(backbone, 1)
         assert count_loads(served) == 1
         served.refuses, served.num_refusals = "/resume", 3  # more than one update retries
@@ -477,7 +477,7 @@ def test_rollouts_continue_while_the_weights_are_copied(backbone, engine_at):
             backbone.save(folder)
 
     async def body(served):
-        engine = engine_at(served, in_flight="drain")
+        engine = engine_at(served, replies_on_sync="drain")
         await engine.sync_weights(backbone, 1)
         update = asyncio.create_task(engine.sync_weights(SlowSource(), 2))
         await wait_until(is_copying.is_set)
@@ -563,7 +563,7 @@ def test_adapters_are_loaded_beside_the_base_weights(lora_backbone, engine_at, t
         return reply.version
 
     async def body(served):
-        engine = engine_at(served, lora="adapters", in_flight="drain", weight_dir=str(tmp_path), max_retries=9)
+        engine = engine_at(served, lora="adapters", replies_on_sync="drain", weight_dir=str(tmp_path), max_retries=9)
         assert await reply_of(engine) == 0
         assert "model" not in served.bodies[-1]
         for version in (1, 2):
@@ -599,7 +599,7 @@ def test_followers_sample_from_the_adapter_of_the_last_sync(lora_backbone, engin
 
     async def body(served):
         engine, follower = (
-            engine_at(served, lora="adapters", in_flight="drain", weight_dir=str(tmp_path)) for _ in range(2)
+            engine_at(served, lora="adapters", replies_on_sync="drain", weight_dir=str(tmp_path)) for _ in range(2)
         )
         versions = []
         for version in (1, 2):
@@ -619,7 +619,7 @@ def test_followers_sample_from_the_adapter_of_the_last_sync(lora_backbone, engin
 
 @pytest.mark.parametrize(
     ("engine_class", "settings"),
-    [(Sglang, {}), (Vllm, {"in_flight": "continue"}), (Vllm, {"weight_sync": "gloo"})],
+    [(Sglang, {}), (Vllm, {"replies_on_sync": "continue"}), (Vllm, {"weight_sync": "gloo"})],
 )
 def test_adapters_are_refused_where_they_do_not_work(backbone, engine_class, settings):
     with raises(ConfigError, key="engine.settings.lora", value="adapters"):
@@ -634,7 +634,7 @@ def test_weights_that_the_setting_does_not_fit_are_refused(backbone, engine_at, 
         dtype, has_adapters = "bfloat16", rank > 0
 
     async def body(served):
-        engine = engine_at(served, lora=lora, in_flight="drain")
+        engine = engine_at(served, lora=lora, replies_on_sync="drain")
         with raises(ConfigError, key="engine.settings.lora", value=lora):
             await engine.sync_weights(Source(), 1)
         await engine.close()
@@ -662,12 +662,12 @@ async def sample_versions(engine, renderer):
     return {reply.version for reply in replies}
 
 
-@pytest.mark.parametrize("in_flight", ["drain", "continue"])
-def test_a_server_that_fails_to_load_is_down_until_it_has_the_new_version(backbone, engine_at, in_flight):
+@pytest.mark.parametrize("replies_on_sync", ["drain", "continue"])
+def test_a_server_that_fails_to_load_is_down_until_it_has_the_new_version(backbone, engine_at, replies_on_sync):
     renderer = backbone.renderer
 
     async def body(first, second):
-        engine = engine_at(first, second, in_flight=in_flight, retry_backoff=0.05)
+        engine = engine_at(first, second, replies_on_sync=replies_on_sync, retry_backoff=0.05)
         await start_two(engine, backbone)
         second.refuses = "saccade-2-"
         await engine.sync_weights(backbone, 2)  # the first server has loaded version 2 before the second fails
@@ -687,14 +687,14 @@ def test_a_server_that_fails_to_load_is_down_until_it_has_the_new_version(backbo
     assert not second.paused
 
 
-@pytest.mark.parametrize("in_flight", ["drain", "continue"])
+@pytest.mark.parametrize("replies_on_sync", ["drain", "continue"])
 @pytest.mark.parametrize("refused", ["/collective_rpc", "/update_weight_version", "/reset_mm_cache", "/resume"])
-def test_a_refused_update_is_rolled_back_on_all_servers(backbone, engine_at, in_flight, refused):
+def test_a_refused_update_is_rolled_back_on_all_servers(backbone, engine_at, replies_on_sync, refused):
     """The second server refuses after the first has loaded the new version; both end on the version before."""
     renderer = backbone.renderer
 
     async def body(first, second):
-        engine = engine_at(first, second, in_flight=in_flight)
+        engine = engine_at(first, second, replies_on_sync=replies_on_sync)
         await start_two(engine, backbone)
         second.refuses, second.refusal_status, second.num_refusals = refused, 400, 1
         with raises(EngineError, key="engine.settings.servers", value=second.url):

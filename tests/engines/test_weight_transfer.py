@@ -108,7 +108,7 @@ def test_all_workers_of_all_servers_receive_the_checkpoints_weights(backbone, re
 
 def test_a_reply_continues_over_an_update_without_partial_weights(backbone):
     async def body(served):
-        engine = engine_at(backbone, served, in_flight="continue")
+        engine = engine_at(backbone, served, replies_on_sync="continue")
         await engine.sync_weights(backbone, 1)
         gate = served.hold_replies(10)
         task = asyncio.create_task(generate_all(engine, backbone.renderer, tokens=30))

@@ -26,7 +26,7 @@ from saccade.rollouts.components import RolloutComponents
 from saccade.rollouts.executors import check_executor, connect_executor
 from saccade.rollouts.ray import executor
 from saccade.rollouts.ray.executor import LOG_FILE
-from saccade.rollouts.restart_on_update import RestartOnUpdate
+from saccade.rollouts.restart_on_sync import RestartOnSync
 from saccade.types import AnswerType, EpisodeStatus, Media, MediaKind, Task
 from saccade.utils.jsonl import encode_json_line
 
@@ -198,13 +198,13 @@ def test_workers_follow_weight_syncs_cancellations_and_errors(cluster, tiny_fold
         await components.engine.sync_weights(None, 5)
         assert list_versions(await collect(tasks[:1], *given, **settings)) == {5}
 
-        restart_on_update, size = RestartOnUpdate(), log.stat().st_size
-        running = asyncio.create_task(collect(tasks[:2], *given, **settings, run_fn=restart_on_update.run_episode))
+        restart_on_sync, size = RestartOnSync(), log.stat().st_size
+        running = asyncio.create_task(collect(tasks[:2], *given, **settings, run_fn=restart_on_sync.run_episode))
         while log.stat().st_size == size:  # an episode has begun
             await asyncio.sleep(0.01)
         await components.engine.sync_weights(None, 6)
         assert list_versions(await running) == {6}
-        assert restart_on_update.pop_metrics()["episodes/restarted"] > 0
+        assert restart_on_sync.pop_metrics()["episodes/restarted"] > 0
 
         discarded, done = [], []
         groups = await collect(

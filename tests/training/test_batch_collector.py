@@ -13,7 +13,7 @@ from saccade.config.schema import CheckpointConfig
 from saccade.engines.scripted import Scripted
 from saccade.errors import ConfigError
 from saccade.protocols import Done, Environment, Observation
-from saccade.rollouts.restart_on_update import RestartOnUpdate
+from saccade.rollouts.restart_on_sync import RestartOnSync
 from saccade.training import checkpoint, policy_update, rl
 from saccade.training.batch_collector import BatchCollector
 from saccade.training.checkpoint_writer import CheckpointWriter
@@ -148,12 +148,12 @@ class MixedVersionEngine(RecordingEngine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("on_weight_update", ["continue", "restart"])
+@pytest.mark.parametrize("episodes_on_sync", ["continue", "restart"])
 def test_episodes_in_progress_continue_or_restart_on_a_weight_update(
-    workspace, tmp_path, monkeypatch, on_weight_update
+    workspace, tmp_path, monkeypatch, episodes_on_sync
 ):
     """If they continue, half of each reply is stale, and the loss gets this per token; if they restart, none is."""
-    components = load_overlapped(workspace, "rl.steps=3", f"rl.on_weight_update={on_weight_update}")
+    components = load_overlapped(workspace, "rl.steps=3", f"rl.episodes_on_sync={episodes_on_sync}")
     engine, compute_policy_loss = MixedVersionEngine(components.engine), policy_update.compute_policy_loss
     loss_inputs = []
 
@@ -170,11 +170,11 @@ def test_episodes_in_progress_continue_or_restart_on_a_weight_update(
     half_stale = [True] * (count // 2) + [False] * (count - count // 2)
     for stale, logprobs in loss_inputs[1:]:
         assert stale == (
-            half_stale * NUM_REQUESTS if on_weight_update == "continue" else [False] * NUM_REQUESTS * count
+            half_stale * NUM_REQUESTS if episodes_on_sync == "continue" else [False] * NUM_REQUESTS * count
         )
         assert logprobs == pytest.approx(completion.logprobs * NUM_REQUESTS)
     num_restarted = sum(row["episodes/restarted"] for row in rows)
-    assert num_restarted == (0 if on_weight_update == "continue" else 2 * NUM_REQUESTS)
+    assert num_restarted == (0 if episodes_on_sync == "continue" else 2 * NUM_REQUESTS)
     assert sum(row["restart_discarded_tokens"] for row in rows) == 0  # no restarted episode had a complete reply
 
 
@@ -239,8 +239,8 @@ def test_the_work_of_the_trainer_does_not_count_towards_the_timeout(workspace, t
     """A sync, or an update in the main thread, takes longer than the timeout of an episode in progress; a save in a
     thread, during which virtual time jumps to every timer, as well.
     """
-    on_weight_update = "restart" if work == "sync restart" else "continue"
-    overrides = ("sampling.episode_timeout=5", "rl.max_staleness=0", f"rl.on_weight_update={on_weight_update}")
+    episodes_on_sync = "restart" if work == "sync restart" else "continue"
+    overrides = ("sampling.episode_timeout=5", "rl.max_staleness=0", f"rl.episodes_on_sync={episodes_on_sync}")
     components = load_overlapped(workspace, *overrides)
 
     class SlowSyncEngine(RecordingEngine):
@@ -258,7 +258,7 @@ def test_the_work_of_the_trainer_does_not_count_towards_the_timeout(workspace, t
         async def step(self, reply, ctx):
             return Done(status=EpisodeStatus.ANSWERED)
 
-    async def do_work(restart_on_update):
+    async def do_work(restart_on_sync):
         settings = components.recipe.rl
         optimizer = create_optimizer(components.backbone, settings.optim, settings.steps)
         if work == "update":
@@ -283,14 +283,14 @@ def test_the_work_of_the_trainer_does_not_count_towards_the_timeout(workspace, t
                 await writer.save(rl.build_finished_step(tmp_path, state))
             assert checkpoint.find_newest_checkpoint(tmp_path).step == 1
         else:
-            await rl.update_engine_weights(components, 1, restart_on_update)
+            await rl.update_engine_weights(components, 1, restart_on_sync)
 
     async def run():
-        restart_on_update = RestartOnUpdate()
+        restart_on_sync = RestartOnSync()
         context = components.build_context(seed=1)
-        rollout = asyncio.create_task(restart_on_update.run_episode(workspace.tasks[0], WaitingEnvironment, context))
+        rollout = asyncio.create_task(restart_on_sync.run_episode(workspace.tasks[0], WaitingEnvironment, context))
         await asyncio.sleep(0)
-        await do_work(restart_on_update)
+        await do_work(restart_on_sync)
         assert not rollout.done()
         may_finish.set()
         return await rollout

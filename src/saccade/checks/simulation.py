@@ -9,7 +9,7 @@ more there are. Prefill goes first, in order of arrival. The requests of a group
 sends them; a sub-agent's go to the server with the fewest replies. Groups start, and steps take them, by the rules of
 `training.group_scheduler` and `rollouts.collect`. Every draw comes from one seed.
 
-Not simulated: restarted episodes (`rl.on_weight_update: restart`), filters that drop groups, validation, failures, and
+Not simulated: restarted episodes (`rl.episodes_on_sync: restart`), filters that drop groups, validation, failures, and
 `rl.max_queued_tokens`. With `rl.on_stale_group: mask` and `drop` no step waits for an old group, nor cancels it.
 """
 

@@ -724,7 +724,7 @@ class RlConfig(StageConfig):
     max_queued_tokens: NonNegativeInt = 0
     # what happens to episodes in progress at a weight sync. continue = they continue with the new weights; restart =
     # they start again
-    on_weight_update: Literal["continue", "restart"] = "continue"
+    episodes_on_sync: Literal["continue", "restart"] = "continue"
     # for ablations: number of weight versions between sampling and training that a synchronous run simulates
     simulated_staleness: NonNegativeInt = 0
     advantage: AdvantageConfig = AdvantageConfig()  # advantages

@@ -10,7 +10,7 @@ from saccade.engines.remote.base import RemoteEngine
 class Sglang(RemoteEngine):
     """Samples from SGLang servers. Not run on a real SGLang yet.
 
-    Of the choices below SGLang has these: `weight_sync: files`, `in_flight: drain` or `continue`, `lora: merged`.
+    Of the choices below SGLang has these: `weight_sync: files`, `replies_on_sync: drain` or `continue`, `lora: merged`.
     """
 
     api = sglang_api

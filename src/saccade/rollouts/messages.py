@@ -50,7 +50,7 @@ class GroupRequest:
     task: Task
     environment_settings: Mapping[str, Any]  # of the task's environment
     episodes: Sequence[EpisodeRequest]
-    restarts_on_update: bool  # whether episodes in progress start over at a weight sync
+    restarts_on_sync: bool  # whether episodes in progress start over at a weight sync
     media_files: Sequence[str]  # of the task, that exist where the trainer runs
     is_scored: bool  # whether the worker computes the rewards of single episodes
 
@@ -64,7 +64,7 @@ class GroupResult:
     graded: Sequence[ScoreResult] | None = None  # of the rewards of single episodes, if the worker has computed them
     is_cancelled: bool = False
     error: SaccadeError | None = None  # what the user must fix
-    restarts: Mapping[str, float] = field(default_factory=dict)  # of its worker; see RestartOnUpdate.pop_metrics
+    restarts: Mapping[str, float] = field(default_factory=dict)  # of its worker; see RestartOnSync.pop_metrics
     media: Mapping[str, int] = field(default_factory=dict)  # of its worker; see CachingMediaLoader.pop_counts
     wait_seconds: float = 0.0  # until a worker had room
     worker: str = ""  # its name

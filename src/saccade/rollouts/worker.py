@@ -40,7 +40,7 @@ from saccade.rollouts.messages import (
     WorkerSetup,
     WorkerStatus,
 )
-from saccade.rollouts.restart_on_update import RestartOnUpdate
+from saccade.rollouts.restart_on_sync import RestartOnSync
 from saccade.rollouts.runner import run_episode
 from saccade.types import Episode
 from saccade.utils import cpus
@@ -66,7 +66,7 @@ class RolloutWorker:
         self._start_time = time.monotonic()
         self._recent_tokens: deque[tuple[float, int]] = deque()  # time and sampled tokens of recently finished groups
         self._run_status: RunStatus | None = None
-        self._restart_on_update = RestartOnUpdate()
+        self._restart_on_sync = RestartOnSync()
         self._pause: contextlib.AsyncExitStack | None = None
         self._sync_state: Any = None
         self._cpu_locks: list[TextIO] = []  # open as long as the worker uses its CPUs
@@ -130,7 +130,7 @@ class RolloutWorker:
     def _build_result(
         self, key: GroupKey, episodes: list[Episode], graded: Sequence[ScoreResult] | None = None
     ) -> GroupResult:
-        restarts = self._restart_on_update.pop_metrics()  # of all groups: the executor adds them up
+        restarts = self._restart_on_sync.pop_metrics()  # of all groups: the executor adds them up
         media = self._components.media.pop_counts() if self._components else {}
         return GroupResult(key=key, episodes=episodes, graded=graded, restarts=restarts, media=media, worker=self._name)
 
@@ -164,7 +164,7 @@ class RolloutWorker:
             )
             for episode in request.episodes
         ]
-        run_fn = self._restart_on_update.run_episode if request.restarts_on_update else run_episode
+        run_fn = self._restart_on_sync.run_episode if request.restarts_on_sync else run_episode
         bound = functools.partial(make_environment.func, **request.environment_settings)
         episode_tasks = [asyncio.create_task(run_fn(request.task, bound, ctx)) for ctx in contexts]
         return await await_episodes(episode_tasks, discarded.append)
@@ -180,7 +180,7 @@ class RolloutWorker:
             return
         self._pause, engine = contextlib.AsyncExitStack(), self._components.engine
         self._pause.enter_context(self._components.clock.pause())
-        self._pause.enter_context(self._restart_on_update.cancel_episodes())
+        self._pause.enter_context(self._restart_on_sync.cancel_episodes())
         if isinstance(engine, SharedServersEngine):
             await self._pause.enter_async_context(engine.pause_requests())
 

@@ -24,7 +24,7 @@ from saccade.errors import ConfigError, SaccadeError
 from saccade.protocols import Context, Engine, EnvironmentFactory, ScoreResult
 from saccade.rollouts.components import RolloutComponents, remove_group_rewards, remove_rewards
 from saccade.rollouts.messages import EpisodeRequest, GroupKey, GroupRequest, GroupResult, WorkerSetup
-from saccade.rollouts.restart_on_update import RestartOnUpdate
+from saccade.rollouts.restart_on_sync import RestartOnSync
 from saccade.rollouts.runner import RunEpisode, run_episode
 from saccade.types import Episode, Task
 from saccade.utils.files import convert_file_errors
@@ -95,8 +95,8 @@ class WorkerExecutor(ABC):
         Of the live events only `end` is emitted. Raises what an episode or a reward raises, and what ends the workers.
         """
         name = self._recipe.rollouts.executor
-        restart_on_update = run_fn.__self__ if inspect.ismethod(run_fn) else None
-        if run_fn is not run_episode and not isinstance(restart_on_update, RestartOnUpdate):
+        restart_on_sync = run_fn.__self__ if inspect.ismethod(run_fn) else None
+        if run_fn is not run_episode and not isinstance(restart_on_sync, RestartOnSync):
             message = f"rollouts.executor={name} can't run episodes by {run_fn!r}; set rollouts.executor=local"
             raise ConfigError(message, key="rollouts.executor", value=name)
         if not isinstance(make_environment, functools.partial) or make_environment.args:
@@ -115,13 +115,13 @@ class WorkerExecutor(ABC):
                 )
                 for ctx in contexts
             ),
-            restarts_on_update=restart_on_update is not None,
+            restarts_on_sync=restart_on_sync is not None,
             media_files=tuple(media.path for media in task.media if os.path.exists(media.path)),
             is_scored=self._computes_rewards,
         )
         result = await self._run(request, on_discarded)
-        if isinstance(restart_on_update, RestartOnUpdate):
-            restart_on_update.add_metrics(result.restarts)
+        if isinstance(restart_on_sync, RestartOnSync):
+            restart_on_sync.add_metrics(result.restarts)
         self._num_images.update(result.media)
         for ctx, episode in zip(contexts, result.episodes, strict=True):
             ctx.emit_event("end", episode=episode)

@@ -6,7 +6,7 @@
 
 By default the loop is synchronous: the trainer waits for the rollouts, the rollouts wait for the engine. With
 `rl.max_staleness: N` rollouts continue while a second thread runs the policy update, at most N weight versions ahead
-(see `group_scheduler.py`). Episodes in progress during a weight sync continue (`rl.on_weight_update: continue`),
+(see `group_scheduler.py`). Episodes in progress during a weight sync continue (`rl.episodes_on_sync: continue`),
 each token with the version that sampled it, or start over (`restart`), which discards their tokens. With
 `rl.simulated_staleness: N` batches are delayed by N versions, to study the effect of staleness; the first N + 1 batches
 are then sampled by version 0:
@@ -31,7 +31,7 @@ from saccade.algorithms.group_filter import filter_by_advantage
 from saccade.errors import DataError
 from saccade.media.relocation import map_media_paths
 from saccade.rollouts.components import TrainingComponents
-from saccade.rollouts.restart_on_update import RestartOnUpdate
+from saccade.rollouts.restart_on_sync import RestartOnSync
 from saccade.rollouts.runner import run_episode
 from saccade.training import checkpoint
 from saccade.training.alarms import AlarmMonitor
@@ -122,9 +122,9 @@ async def train(
     # The weight version is the number of finished steps, including those without an update.
     await components.engine.sync_weights(components.backbone, state.num_finished_steps)
     timer = StepTimer(components.score_fn, is_overlapped=settings.max_staleness > 0)
-    restart_on_update = RestartOnUpdate()
+    restart_on_sync = RestartOnSync()
     timed_components = replace(components, score_fn=timer.score_fn)
-    collector = build_batch_collector(timed_components, tasks, state, on_groups, on_rollouts, restart_on_update)
+    collector = build_batch_collector(timed_components, tasks, state, on_groups, on_rollouts, restart_on_sync)
     writer = CheckpointWriter(
         folder=folder,
         backbone=components.backbone,
@@ -164,10 +164,10 @@ async def train(
                     if validation.is_running:  # it samples from the weights that the sync replaces
                         await validation.finish()
                         timer.end_phase("validation_wait")
-                    row |= await update_engine_weights(components, step, restart_on_update)
+                    row |= await update_engine_weights(components, step, restart_on_sync)
             collector.set_version(step)  # before the checkpoint: groups start while it is written
             timer.end_phase("weight_sync")
-            row |= restart_on_update.pop_metrics()
+            row |= restart_on_sync.pop_metrics()
             row |= timer.compute_metrics(components.backbone.device, collector.num_sampled_tokens - num_tokens_before)
             if pause_seconds := row.get("weight_sync/pause_seconds"):
                 row["weight_sync/pause_share"] = pause_seconds / timer.step_seconds
@@ -217,11 +217,11 @@ async def run_policy_update(
 
 
 async def update_engine_weights(
-    components: TrainingComponents, version: int, restart_on_update: RestartOnUpdate
+    components: TrainingComponents, version: int, restart_on_sync: RestartOnSync
 ) -> Mapping[str, float]:
     """Sync the trained weights to the engine; return metrics. The clock of the episodes in progress is paused."""
-    should_restart = components.recipe.rl.on_weight_update == "restart"
-    with components.clock.pause(), restart_on_update.cancel_episodes() if should_restart else contextlib.nullcontext():
+    should_restart = components.recipe.rl.episodes_on_sync == "restart"
+    with components.clock.pause(), restart_on_sync.cancel_episodes() if should_restart else contextlib.nullcontext():
         return await components.engine.sync_weights(components.backbone, version) or {}
 
 
@@ -231,11 +231,11 @@ def build_batch_collector(
     state: TrainerState,
     on_groups: OnGroups | None,
     on_rollouts: OnRollouts | None,
-    restart_on_update: RestartOnUpdate,
+    restart_on_sync: RestartOnSync,
 ) -> BatchCollector:
     """Build the collector of the batches of the remaining steps."""
     settings = components.recipe.rl
-    run_fn = restart_on_update.run_episode if settings.on_weight_update == "restart" else run_episode
+    run_fn = restart_on_sync.run_episode if settings.episodes_on_sync == "restart" else run_episode
     version, prompt_sampler, group_scheduler = state.num_finished_steps, state.prompt_sampler, None
     if settings.max_staleness:
         group_scheduler = GroupScheduler(

@@ -24,8 +24,8 @@ from saccade.engines.remote.broadcast import BroadcastTransport, check_weight_sy
 from saccade.engines.remote.pool import MAX_BACKOFF, Pool
 from saccade.engines.remote.server import (
     SERVERS_KEY,
-    InFlightPolicy,
     LoraSync,
+    RepliesOnSync,
     RequestAborted,
     Server,
     ServerApi,
@@ -51,9 +51,9 @@ _logger = logging.getLogger("saccade")
 class RemoteEngine:
     """Samples from servers in conversations of up to `context_length` tokens; needs a renderer, and no model.
 
-    The run stops if no server is reached within 60 seconds of the start of the command. With `in_flight` continue or
-    abort, a reply continues with the new weights, and each token has its own version. Training refuses `top_p`, `top_k`
-    and `repetition_penalty`.
+    The run stops if no server is reached within 60 seconds of the start of the command. With `replies_on_sync`
+    continue or abort, a reply continues with the new weights, and each token has its own version. Training refuses
+    `top_p`, `top_k` and `repetition_penalty`.
     """
 
     has_separate_weights = True
@@ -94,7 +94,7 @@ class RemoteEngine:
         weight_dir: str = "",  # folder of weight files, readable by the servers; empty = shared memory if there is room
         # what happens to unfinished replies at a weight sync. drain = they finish before it; continue = the server
         # pauses and continues them; abort = the server ends them, and a new request continues from their tokens
-        in_flight: InFlightPolicy = "drain",
+        replies_on_sync: RepliesOnSync = "drain",
         # how servers receive LoRA adapters. merged = added to the weights; adapters = as they are, beside the base
         # weights
         lora: LoraSync = "merged",
@@ -115,14 +115,14 @@ class RemoteEngine:
         self._load_weights = functools.cache(load_weights) if load_weights and verify_weights else None
         self._source: WeightSource | None = None  # of the last weight sync
         self._filters = {"top_p": top_p, "top_k": top_k, "repetition_penalty": repetition_penalty}
-        if in_flight == "abort" and not self.supports_abort:
+        if replies_on_sync == "abort" and not self.supports_abort:
             raise ConfigError(
-                f"engine.settings.in_flight=abort is not supported by the engine {self.api.MESSAGES.name.lower()}; set "
-                "engine.settings.in_flight to drain or continue",
-                key="engine.settings.in_flight",
-                value=in_flight,
+                "engine.settings.replies_on_sync=abort is not supported by the engine "
+                f"{self.api.MESSAGES.name.lower()}; set engine.settings.replies_on_sync to drain or continue",
+                key="engine.settings.replies_on_sync",
+                value=replies_on_sync,
             )
-        self._allows_abort = in_flight == "abort"
+        self._allows_abort = replies_on_sync == "abort"
         self._image_urls = ImageUrls(media)
         self._logprob_check = handshake.LogprobCheck(renderer)
         check_weight_sync(weight_sync, self.supports_broadcast, self.api.MESSAGES)
@@ -134,14 +134,14 @@ class RemoteEngine:
                 value=weight_dir,
             )
         self._broadcaster = (
-            None if weight_sync == "files" else BroadcastTransport(weight_sync, in_flight, request_timeout)
+            None if weight_sync == "files" else BroadcastTransport(weight_sync, replies_on_sync, request_timeout)
         )
         if lora == "adapters":
-            self._check_adapters(weight_sync, in_flight)
+            self._check_adapters(weight_sync, replies_on_sync)
         self._lora = lora
-        transport = self._broadcaster or DiskTransport(weight_dir, in_flight, lora)
+        transport = self._broadcaster or DiskTransport(weight_dir, replies_on_sync, lora)
         self._weight_sync = WeightSync(
-            transport.create_version, self._logprob_check, in_flight, drain_timeout, checksum_interval
+            transport.create_version, self._logprob_check, replies_on_sync, drain_timeout, checksum_interval
         )
         urls = dict.fromkeys(url.rstrip("/") for url in servers)
         max_requests = max(1, plan_connections() // len(urls))
@@ -152,14 +152,16 @@ class RemoteEngine:
             retry_backoff=retry_backoff,
         )
 
-    def _check_adapters(self, weight_sync: WeightSyncMode, in_flight: InFlightPolicy) -> None:
+    def _check_adapters(self, weight_sync: WeightSyncMode, replies_on_sync: RepliesOnSync) -> None:
         key, problem = "engine.settings.lora", ""
         if not self.supports_adapters:
             problem = f"is not supported by the engine {self.api.MESSAGES.name.lower()}; set {key}=merged"
         elif weight_sync != "files":
             problem = f"needs engine.settings.weight_sync=files, not {weight_sync}"
-        elif in_flight != "drain":  # their tokens would have the label of the new weights
-            problem = "needs engine.settings.in_flight=drain: unfinished replies keep the adapter that they began with"
+        elif replies_on_sync != "drain":  # their tokens would have the label of the new weights
+            problem = (
+                "needs engine.settings.replies_on_sync=drain: unfinished replies keep the adapter that they began with"
+            )
         if problem:
             raise ConfigError(f"{key}=adapters {problem}", key=key, value="adapters")
 

@@ -24,7 +24,7 @@ from torch import Tensor, distributed
 
 from saccade.engines.remote import checksums, vllm_api
 from saccade.engines.remote.nccl_group import NcclGroup
-from saccade.engines.remote.server import InFlightPolicy, Server, ServerError, ServerMessages, WeightSyncMode
+from saccade.engines.remote.server import RepliesOnSync, Server, ServerError, ServerMessages, WeightSyncMode
 from saccade.engines.remote.weight_sync import WeightVersion
 from saccade.errors import ConfigError, EngineError, convert_errors
 from saccade.protocols import WeightSource
@@ -91,8 +91,8 @@ BroadcastGroup = GlooGroup | NcclGroup
 class BroadcastTransport:
     """Broadcasts copies of a trainer's weights to servers; `timeout` (seconds) bounds each layer and each join."""
 
-    def __init__(self, backend: Literal["nccl", "gloo"], in_flight: InFlightPolicy, timeout: float) -> None:
-        self._backend, self._in_flight, self._timeout = backend, in_flight, timeout
+    def __init__(self, backend: Literal["nccl", "gloo"], replies_on_sync: RepliesOnSync, timeout: float) -> None:
+        self._backend, self._replies_on_sync, self._timeout = backend, replies_on_sync, timeout
         self._groups: dict[Server, tuple[BroadcastGroup, str]] = {}  # with the label that the server was left with
 
     def create_version(self, source: WeightSource, version: int, label: str) -> WeightVersion:
@@ -131,7 +131,7 @@ class BroadcastTransport:
         group = await self._acquire_group(server, await vllm_api.fetch_label(server), device)
         broadcast = partial(self._broadcast_layers, server, group, layers)
         try:
-            await vllm_api.receive_weights(server, label, self._in_flight, broadcast)
+            await vllm_api.receive_weights(server, label, self._replies_on_sync, broadcast)
         except BaseException:
             group.abort()
             raise

@@ -20,7 +20,7 @@ from saccade.utils.http_client import HttpClient, RequestFailed, is_server_addre
 
 # What happens to unfinished replies during a weight sync: they finish first, or continue with the new weights, in the
 # server or as a new request.
-InFlightPolicy = Literal["drain", "continue", "abort"]
+RepliesOnSync = Literal["drain", "continue", "abort"]
 # How servers receive LoRA adapters: merged into the weights, or as adapters beside the base weights.
 LoraSync = Literal["merged", "adapters"]
 WeightSyncMode = Literal["files", "nccl", "gloo"]  # how servers receive weights: see `weight_sync.py`, `broadcast.py`
@@ -140,12 +140,12 @@ class ServerApi(Protocol):
     async def check_weight_updates(self, server: "Server", *, by_broadcast: bool) -> None:
         """Check that the server accepts new weights, without changing it. Raises ServerError or EngineError."""
 
-    async def load_weights(self, server: "Server", folder: Path, label: str, in_flight: InFlightPolicy) -> None:
+    async def load_weights(self, server: "Server", folder: Path, label: str, replies_on_sync: RepliesOnSync) -> None:
         """Load weights from a folder, label them, and empty the caches computed with the old weights.
 
-        With `in_flight="drain"` all unfinished replies end first, those of other clients included; with "abort" they
-        are aborted, and the server returns the tokens sampled so far. Raises ServerError or EngineError; the server
-        then never samples from a mixture of old and new weights.
+        With `replies_on_sync="drain"` all unfinished replies end first, those of other clients included; with "abort"
+        they are aborted, and the server returns the tokens sampled so far. Raises ServerError or EngineError; the
+        server then never samples from a mixture of old and new weights.
         """
 
     async def fetch_digests(self, server: "Server") -> Mapping[str, str]:
@@ -157,7 +157,7 @@ class ServerApi(Protocol):
     async def fetch_label(self, server: "Server") -> str:
         """Return the label of the server's weights. Raises ServerError, also if they are a mixture; EngineError."""
 
-    async def finish_update(self, server: "Server", in_flight: InFlightPolicy) -> None:
+    async def finish_update(self, server: "Server", replies_on_sync: RepliesOnSync) -> None:
         """Do what follows the label in `load_weights`: empty the caches and resume. Raises ServerError or EngineError.
 
         It may be repeated.

@@ -8,7 +8,7 @@ from typing import Any
 
 from saccade.engines.image_urls import mark_image
 from saccade.engines.remote.server import (
-    InFlightPolicy,
+    RepliesOnSync,
     Server,
     ServerError,
     ServerMessages,
@@ -127,10 +127,10 @@ async def check_weight_updates(server: Server, *, by_broadcast: bool) -> None:
         await server.check_path(path)
 
 
-async def load_weights(server: Server, folder: Path, label: str, in_flight: InFlightPolicy) -> None:
+async def load_weights(server: Server, folder: Path, label: str, replies_on_sync: RepliesOnSync) -> None:
     """See ServerApi. Unless it is paused, SGLang finishes all requests before it loads weights."""
     try:
-        if in_flight == "continue":
+        if replies_on_sync == "continue":
             await server.post_again(
                 _WEIGHT_UPDATE_PATHS[0], {"mode": "retract"}
             )  # unfinished replies release their KV cache
@@ -140,10 +140,10 @@ async def load_weights(server: Server, folder: Path, label: str, in_flight: InFl
             async with asyncio.timeout(_RESUME_TIMEOUT):
                 await server.post(_WEIGHT_UPDATE_PATHS[2], {})
         raise
-    await finish_update(server, in_flight)
+    await finish_update(server, replies_on_sync)
 
 
-async def finish_update(server: Server, in_flight: InFlightPolicy) -> None:
+async def finish_update(server: Server, replies_on_sync: RepliesOnSync) -> None:
     """See ServerApi. SGLang empties its caches when it loads weights."""
     await server.post_again(_WEIGHT_UPDATE_PATHS[2], {})
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from saccade.engines.image_urls import mark_image
 from saccade.engines.remote.server import (
-    InFlightPolicy,
+    RepliesOnSync,
     Server,
     ServerError,
     ServerMessages,
@@ -51,7 +51,7 @@ MESSAGES = ServerMessages(
 )
 # All three: leaving one out makes the server crash.
 _CACHE_RESET_PATHS = ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
-_PAUSE_MODES: Mapping[InFlightPolicy, str] = {
+_PAUSE_MODES: Mapping[RepliesOnSync, str] = {
     "drain": "wait",
     "continue": "keep",
     "abort": "abort",
@@ -134,23 +134,23 @@ async def check_weight_updates(server: Server, *, by_broadcast: bool) -> None:
         await check_transfer_support(server)
 
 
-async def load_weights(server: Server, folder: Path, label: str, in_flight: InFlightPolicy) -> None:
+async def load_weights(server: Server, folder: Path, label: str, replies_on_sync: RepliesOnSync) -> None:
     """See ServerApi. If it fails, the server stays paused."""
-    await server.post_again("/pause", mode=_PAUSE_MODES[in_flight])
+    await server.post_again("/pause", mode=_PAUSE_MODES[replies_on_sync])
     call: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
     await server.post("/collective_rpc", call)  # a retry would read all weights again, and let other servers wait
     await server.post_again("/update_weight_version", {"new_version": label})
-    await finish_update(server, in_flight)
+    await finish_update(server, replies_on_sync)
 
 
-async def load_adapter(server: Server, folder: Path, label: str, in_flight: InFlightPolicy) -> None:
+async def load_adapter(server: Server, folder: Path, label: str, replies_on_sync: RepliesOnSync) -> None:
     """Load a LoRA adapter from a folder, under the label's name, in place of the one before; see `load_weights`."""
-    await server.post_again("/pause", mode=_PAUSE_MODES[in_flight])
+    await server.post_again("/pause", mode=_PAUSE_MODES[replies_on_sync])
     await _unload_adapter(server, label)  # vLLM refuses a name that it has, from an update that failed midway
     await server.post(LOAD_ADAPTER_PATH, {"lora_name": label, "lora_path": str(folder)})
     await server.post_again("/update_weight_version", {"new_version": label})
     previous, server.adapter = server.adapter, label
-    await finish_update(server, in_flight)
+    await finish_update(server, replies_on_sync)
     if previous not in ("", label):
         await _unload_adapter(server, previous)
 
@@ -160,12 +160,12 @@ async def _unload_adapter(server: Server, name: str) -> None:
         await server.post_again(_UNLOAD_ADAPTER_PATH, {"lora_name": name})
 
 
-async def finish_update(server: Server, in_flight: InFlightPolicy) -> None:
+async def finish_update(server: Server, replies_on_sync: RepliesOnSync) -> None:
     """See ServerApi. If it fails, the server may stay paused."""
     for path in _CACHE_RESET_PATHS:
         # An unfinished reply must release its KV cache, which was computed with the old weights.
         is_first = path == _CACHE_RESET_PATHS[0]
-        query = {"reset_running_requests": "true"} if in_flight == "continue" and is_first else {}
+        query = {"reset_running_requests": "true"} if replies_on_sync == "continue" and is_first else {}
         reply = await server.post_again(path, **query)
         if isinstance(reply, dict) and reply.get("success") is False:
             raise ServerError(f"{server.url} could not empty its cache ({path})")
@@ -236,14 +236,14 @@ async def receive_tensors(server: Server, tensors: Mapping[str, Tensor]) -> None
 
 
 async def receive_weights(
-    server: Server, label: str, in_flight: InFlightPolicy, broadcast: Callable[[], Awaitable[None]]
+    server: Server, label: str, replies_on_sync: RepliesOnSync, broadcast: Callable[[], Awaitable[None]]
 ) -> None:
     """Make the server receive all weights while `broadcast` sends them, label them, and empty outdated caches.
 
-    `in_flight` is as in `load_weights`. A server that fails midway stays paused; its label marks it, and it must be
-    restarted before it is used again.
+    `replies_on_sync` is as in `load_weights`. A server that fails midway stays paused; its label marks it, and it must
+    be restarted before it is used again.
     """
-    await server.post_again("/pause", mode=_PAUSE_MODES[in_flight])
+    await server.post_again("/pause", mode=_PAUSE_MODES[replies_on_sync])
     await server.post_again("/update_weight_version", {"new_version": label + _PARTIAL_SUFFIX})
     try:
         await server.post("/start_weight_update")
@@ -252,4 +252,4 @@ async def receive_weights(
     except (ServerError, EngineError) as error:
         _logger.warning("%s; %s", error, _PARTIAL_HINT)
         raise
-    await finish_update(server, in_flight)
+    await finish_update(server, replies_on_sync)

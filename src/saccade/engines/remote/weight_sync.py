@@ -44,7 +44,7 @@ from torch import Tensor
 from saccade.engines.remote import checksums, vllm_api
 from saccade.engines.remote.handshake import LogprobCheck
 from saccade.engines.remote.pool import Pool
-from saccade.engines.remote.server import InFlightPolicy, LoraSync, Server, ServerError
+from saccade.engines.remote.server import LoraSync, RepliesOnSync, Server, ServerError
 from saccade.errors import EngineError, SaccadeError, convert_errors
 from saccade.models.checkpoint_io import read_tensors
 from saccade.protocols import WeightSource
@@ -88,7 +88,7 @@ class WeightSync:
     """The current weight version, and how servers load it.
 
     `create_version` makes a snapshot of a source's weights, given a version number and a label; it raises EngineError
-    if that fails. With `in_flight="drain"` replies have `drain_timeout` seconds to finish. The first sync, every
+    if that fails. With `replies_on_sync="drain"` replies have `drain_timeout` seconds to finish. The first sync, every
     `checksum_interval`-th one, and a server that reconnects compare tensors with those that were sent (0: none do).
     """
 
@@ -96,12 +96,12 @@ class WeightSync:
         self,
         create_version: Callable[[WeightSource, int, str], WeightVersion],
         logprob_check: LogprobCheck,
-        in_flight: InFlightPolicy,
+        replies_on_sync: RepliesOnSync,
         drain_timeout: float,
         checksum_interval: int,
     ) -> None:
         self._create_version, self._logprob_check = create_version, logprob_check
-        self._in_flight, self._drain_timeout = in_flight, drain_timeout
+        self._replies_on_sync, self._drain_timeout = replies_on_sync, drain_timeout
         self._checksum_interval, self._num_syncs = checksum_interval, 0  # syncs of this process
         self._server_locks: dict[Server, asyncio.Lock] = {}
         self._version_by_label: dict[str, int] = {}  # of the newest versions: a reply may have started long ago
@@ -150,15 +150,15 @@ class WeightSync:
         return dict(self._followed.version_by_label)
 
     def pause(self, pool: Pool) -> AbstractAsyncContextManager[None]:
-        """Hold back new requests; unfinished ones are handled by the setting `in_flight`."""
-        return pool.drain(self._drain_timeout) if self._in_flight == "drain" else pool.pause_new()
+        """Hold back new requests; unfinished ones are handled by the setting `replies_on_sync`."""
+        return pool.drain(self._drain_timeout) if self._replies_on_sync == "drain" else pool.pause_new()
 
     async def sync_weights(self, pool: Pool, source: WeightSource, version: int) -> dict[str, float]:
         """Load the source's weights into every server that is up, or into none; at least one has them on return.
 
         Return metrics: the seconds of the copy, of the wait for unfinished replies, and in which new requests waited.
         Raises EngineError or BrokenEngineError after a rollback (see the module's docstring). New requests wait while
-        servers load; unfinished replies are handled by the setting `in_flight`.
+        servers load; unfinished replies are handled by the setting `replies_on_sync`.
         """
         started = time.perf_counter()
         # A random label: no other run uses it, so weights that another run loaded into the server are recognized.
@@ -261,7 +261,7 @@ class WeightSync:
             # The server was down meanwhile. A restarted one has another label.
             if was_sent and await server.api.fetch_label(server) == label:
                 if not was_loaded:
-                    await server.api.finish_update(server, self._in_flight)
+                    await server.api.finish_update(server, self._replies_on_sync)
             else:
                 await weight_version.load_into(server)
             server.loaded_label = label
@@ -302,8 +302,8 @@ class DiskTransport:
     loaded the new one), else the folder for temporary files; the first version decides.
     """
 
-    def __init__(self, weight_dir: str, in_flight: InFlightPolicy, lora: LoraSync = "merged") -> None:
-        self._weight_dir, self._in_flight, self._lora = weight_dir, in_flight, lora
+    def __init__(self, weight_dir: str, replies_on_sync: RepliesOnSync, lora: LoraSync = "merged") -> None:
+        self._weight_dir, self._replies_on_sync, self._lora = weight_dir, replies_on_sync, lora
 
     def create_version(self, source: WeightSource, version: int, label: str) -> WeightVersion:
         """Write the source's current weights. Raises EngineError if there is no room for them."""
@@ -329,7 +329,7 @@ class DiskTransport:
 
         def load_into(server: Server) -> Awaitable[None]:
             load = vllm_api.load_adapter if self._lora == "adapters" else server.api.load_weights
-            return load(server, folder, label, self._in_flight)
+            return load(server, folder, label, self._replies_on_sync)
 
         return WeightVersion(
             version=version,

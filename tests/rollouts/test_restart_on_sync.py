@@ -8,7 +8,7 @@ from virtual_time import run_in_virtual_time
 
 from saccade.engines.scripted import Scripted
 from saccade.environments.tool_calling import ToolCalling
-from saccade.rollouts.restart_on_update import RestartOnUpdate
+from saccade.rollouts.restart_on_sync import RestartOnSync
 from saccade.types import EpisodeStatus
 
 ANSWER = "</think><answer>red</answer>"
@@ -45,7 +45,7 @@ def segment_is_main(ledger):
 
 def test_unfinished_episodes_restart_with_the_new_weights(renderer):
     async def body():
-        engine, renewal, ended = Held(renderer), RestartOnUpdate(), []
+        engine, renewal, ended = Held(renderer), RestartOnSync(), []
 
         async def run(*attempt):
             ended.append(await renewal.run_episode(*attempt))
@@ -86,7 +86,7 @@ def test_a_restarted_episode_has_its_whole_timeout(renderer):
         await asyncio.sleep(60 if len(times) == 1 else 0)
 
     async def body():
-        renewal, ctx = RestartOnUpdate(), base(renderer, episode_timeout=5.0)
+        renewal, ctx = RestartOnSync(), base(renderer, episode_timeout=5.0)
         running = asyncio.create_task(
             run_one_group(
                 task("a"),
@@ -107,7 +107,7 @@ def test_a_restarted_episode_has_its_whole_timeout(renderer):
 
 def test_episodes_cancelled_before_they_begin_leave_no_task(renderer):
     async def body():
-        renewal = RestartOnUpdate()
+        renewal = RestartOnSync()
         with renewal.cancel_episodes():
             running = asyncio.create_task(
                 run_one_group(task("a"), ToolCalling, base(renderer), group_size=3, run_fn=renewal.run_episode)

@@ -19,8 +19,8 @@ from saccade.types import Completion, Episode, GenerationRequest, Task
 from saccade.utils.async_utils import run_until
 
 
-class RestartOnUpdate:
-    """Run episodes, and restart those under way at each weight update."""
+class RestartOnSync:
+    """Run episodes, and restart those under way at each weight sync."""
 
     def __init__(self) -> None:
         self._num_restarted = self._num_discarded_tokens = 0
