@@ -74,7 +74,7 @@ def make_recipe(folder: Path, run: Path, chosen: Any, mode: str, workers: int, s
 def train(folder: Path, recipe: Recipe) -> float:
     """Train, and return the mean seconds of a step."""
     ends = list[float]()
-    pipeline.rl(folder, recipe, on_step=lambda step, metrics: ends.append(time.perf_counter()))
+    pipeline.run_rl(folder, recipe, on_step=lambda step, metrics: ends.append(time.perf_counter()))
     return (ends[-2] - ends[SKIPPED - 1]) / (len(ends) - 1 - SKIPPED)
 
 

@@ -282,6 +282,9 @@ OLD_NAMES = {
     "InFlightPolicy": "RepliesOnSync",
     "RestartOnUpdate": "RestartOnSync",
     "restart_on_update": "restart_on_sync",
+    "stages.train": "stages.run_stages",
+    "pipeline.sft": "pipeline.run_sft",
+    "pipeline.rl": "pipeline.run_rl",
     "MaterializeReport": "RewriteReport",
 }
 OLD_NAME = re.compile(

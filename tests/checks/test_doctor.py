@@ -233,7 +233,7 @@ def test_a_run_stops_at_a_check_that_fails(tmp_path, model, dataset_folder, monk
         load_recipe("tiny/para_grpo"), folder=tmp_path / "run", model=model, data=dataset_folder
     )
     with raises(RunError, key=str(tmp_path)):
-        pipeline.sft(tmp_path / "run", recipe, on_step=lambda *_: None)
+        pipeline.run_sft(tmp_path / "run", recipe, on_step=lambda *_: None)
     assert not (tmp_path / "run").exists()
 
 

@@ -286,7 +286,7 @@ def test_a_run_survives_the_death_of_its_server(tmp_path, start_server, monkeypa
         rows.append(row)
 
     monkeypatch.setattr(Vllm, "generate", generate_and_kill)
-    pipeline.rl(tmp_path / "run", recipe, on_step=on_step)
+    pipeline.run_rl(tmp_path / "run", recipe, on_step=on_step)
     assert len(rows) == 6
     assert not list_group_pids(pid), "the server was not killed"
     assert min(row["grad_norm"] for row in rows) > 0

@@ -480,7 +480,7 @@ def test_tiny_rl_trains(tiny_folder, tmp_path):
     overrides, rows = ["rl.steps=2", "rl.save_every=2", "rl.prompts_per_step=1", "sampling.max_tokens=8"], []
     with server(tiny_folder) as served:
         recipe = small_rl(tmp_path, Path(tiny_folder), served.url, *overrides, engine="sglang")
-        pipeline.rl(tmp_path / "run", recipe, on_step=lambda step, row: rows.append(row))
+        pipeline.run_rl(tmp_path / "run", recipe, on_step=lambda step, row: rows.append(row))
     assert len(rows) == 2
     assert min(row["grad_norm"] for row in rows) > 0
     assert max(row["engine_trainer_logprob_diff_max"] for row in rows) <= 1e-3

@@ -644,7 +644,7 @@ def test_tiny_rl_trains(vllm_server, tmp_path, weight_sync):
     """Six steps with six weight syncs; engine and trainer agree on every token of every step."""
     override = f"engine.settings.weight_sync={weight_sync}"
     recipe, rows = small_rl(tmp_path, vllm_server.config.model, vllm_server.config.url, override), []
-    pipeline.rl(tmp_path / "run", recipe, on_step=lambda step, row: rows.append(row))
+    pipeline.run_rl(tmp_path / "run", recipe, on_step=lambda step, row: rows.append(row))
     assert len(rows) == 6
     # The weights moved in every step: an engine that had previous old ones would have been found out.
     assert min(row["grad_norm"] for row in rows) > 0
@@ -660,7 +660,7 @@ def test_tiny_rl_trains_asynchronously(vllm_server, tmp_path, overrides):
     """
     overrides = ("rl.max_staleness=1", "validation={every: 3, num_tasks: 4}", *overrides)
     recipe, rows = small_rl(tmp_path, vllm_server.config.model, vllm_server.config.url, *overrides), []
-    pipeline.rl(tmp_path / "run", recipe, on_step=lambda step, row: rows.append(row))
+    pipeline.run_rl(tmp_path / "run", recipe, on_step=lambda step, row: rows.append(row))
     assert len(rows) == 6
     assert 0 < max(row["staleness_max"] for row in rows) <= 1
     assert min(row["grad_norm"] for row in rows) > 0

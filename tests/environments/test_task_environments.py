@@ -135,7 +135,7 @@ def test_images_with_python_and_videos_with_crops_train_in_one_run(tmp_path):
     )
     folder = tmp_path / "run"
     recipe = pipeline.with_paths(recipe, folder=folder, model=tmp_path / "model", data=tmp_path / "data")
-    checkpoint = pipeline.sft(folder, recipe, on_step=lambda *_: None)
+    checkpoint = pipeline.run_sft(folder, recipe, on_step=lambda *_: None)
     losses = [row["loss"] for row in Run.open(folder).read_metrics("sft")]
     assert losses[-1] < 0.5 * losses[0]
     components = pipeline.load_training_components(recipe, checkpoint)

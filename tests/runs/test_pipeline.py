@@ -47,7 +47,7 @@ def interrupt_sft(folder, model, dataset_folder, *, at):
     settings = [*SFT, *RL, *SHORT]
     recipe = pipeline.with_paths(load_recipe("tiny/para_grpo", settings), model=Path(model), data=dataset_folder)
     with pytest.raises(KeyboardInterrupt):
-        pipeline.sft(folder, recipe, on_step=stop)
+        pipeline.run_sft(folder, recipe, on_step=stop)
     return ["tiny/para_grpo", *settings, "--model", model, "--data", dataset_folder, "--out", folder]
 
 
@@ -75,14 +75,14 @@ def test_interrupted_rl_resumes(tmp_path, tiny_folder, dataset_folder, caplog):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pipeline.rl(folder, recipe, resume=True, on_step=stop)
+        pipeline.run_rl(folder, recipe, resume=True, on_step=stop)
     assert [path.name for path in (folder / "rl").iterdir()] == ["step-000002"]
     good("rl", *start, "--resume")
     assert [line["step"] for line in Run.open(folder).read_metrics("rl")] == [1, 2, 3, 4]
     metrics = folder / "metrics.jsonl"
     assert metrics not in [argument for record in caplog.records for argument in record.args or ()]
     metrics.unlink()
-    pipeline.rl(folder, recipe.with_values({"rl.steps": 5}), resume=True, on_step=lambda step, values: None)
+    pipeline.run_rl(folder, recipe.with_values({"rl.steps": 5}), resume=True, on_step=lambda step, values: None)
     assert metrics in [argument for record in caplog.records for argument in record.args or ()]
 
 
@@ -117,7 +117,7 @@ def test_rl_is_not_resumed_with_other_datasets_or_validation(tmp_path, tiny_fold
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            pipeline.rl(folder, recipe, on_step=stop, **options)
+            pipeline.run_rl(folder, recipe, on_step=stop, **options)
 
     train()
     for file, key in (
@@ -476,7 +476,7 @@ def test_missing_isolation_is_rejected_before_the_run_exists(tmp_path, tiny_fold
         load_recipe(*strict), folder=tmp_path / "run", model=Path(tiny_folder), data=dataset_folder
     )
     with raises(ConfigError):
-        pipeline.rl(tmp_path / "run", recipe, on_step=lambda *_: None)
+        pipeline.run_rl(tmp_path / "run", recipe, on_step=lambda *_: None)
     assert not (tmp_path / "run").exists()
 
 
@@ -528,7 +528,7 @@ def test_continued_sft_is_not_finished(tmp_path, tiny_folder, dataset_folder):
     recipe = Run.open(tmp_path / "run").recipe
     longer = recipe.model_copy(update={"sft": recipe.sft.model_copy(update={"steps": recipe.sft.steps + 4})})
     with pytest.raises(KeyboardInterrupt):
-        pipeline.sft(tmp_path / "run", longer, resume=True, on_step=stop)
+        pipeline.run_sft(tmp_path / "run", longer, resume=True, on_step=stop)
     fail(RunError, "rl", *start, f"sft.steps={longer.sft.steps}", "--resume", key=tmp_path / "run" / "sft")
 
 

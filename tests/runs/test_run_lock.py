@@ -99,7 +99,7 @@ def test_all_stages_beside_another_training_change_nothing(folder, hold):
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     recipe = load_recipe("tiny/base", ["rl.steps=7", *data_settings(folder)])
     with raises(RunError, key=str(folder), value=holder.pid):
-        stages.train(folder, recipe, ["sft", "rl"], resume=True, start_stage=lambda *_: None)
+        stages.run_stages(folder, recipe, ["sft", "rl"], resume=True, start_stage=lambda *_: None)
     with raises(RunError, key=str(folder), value=holder.pid):
         run_demo(folder, recipe, resume=True, add_task=lambda *_: None)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
@@ -110,7 +110,7 @@ def test_a_training_beside_another_changes_nothing(folder, hold):
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     recipe = load_recipe("tiny/base", ["rl.steps=7", *data_settings(folder)])
     with pytest.raises(RunError):
-        pipeline.rl(folder, recipe, resume=True, on_step=lambda *_: None)
+        pipeline.run_rl(folder, recipe, resume=True, on_step=lambda *_: None)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
@@ -125,7 +125,7 @@ def test_of_two_trainings_that_start_a_run_the_second_writes_nothing(tmp_path, m
         monkeypatch.setattr(run_checks, "start_sandboxes", start_another)
         recipe = load_recipe("tiny/base", data_settings(tmp_path / "new"))
         with raises(RunError, key=str(tmp_path / "new")):
-            stages.train(tmp_path / "new", recipe, ["rl"], start_stage=lambda *_: None)
+            stages.run_stages(tmp_path / "new", recipe, ["rl"], start_stage=lambda *_: None)
     assert [path.name for path in (tmp_path / "new").iterdir()] == [".locks"]
 
 

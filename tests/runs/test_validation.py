@@ -122,7 +122,7 @@ def test_tasks_of_the_sft_that_rl_starts_from_are_refused(tmp_path, dataset_fold
     (source / "sft/step-000001").mkdir(parents=True)
     recipe = recipe.with_values({"model.path": str(source / "sft/step-000001")})
     with raises(DataError, key="data.validation") as caught:
-        pipeline.rl(tmp_path / "run", recipe, on_step=lambda step, values: None)
+        pipeline.run_rl(tmp_path / "run", recipe, on_step=lambda step, values: None)
     assert "1 of its" in str(caught.value)
 
 
@@ -197,8 +197,8 @@ def runs(tmp_path_factory, tiny_folder, dataset_folder):
     more_frames = "validation.environment_settings={num_frames: 3}"
     for name, settings in (("without", [reward]), ("with", [reward, *ON, more_frames, *best])):
         recipe = build_recipe(dataset_folder, *settings, model=tiny_folder)
-        for train in (pipeline.sft, pipeline.rl):
-            train(root / name, recipe, resume=train is pipeline.rl, on_step=lambda step, values: None)
+        for run_stage in (pipeline.run_sft, pipeline.run_rl):
+            run_stage(root / name, recipe, resume=run_stage is pipeline.run_rl, on_step=lambda step, values: None)
     return root
 
 
@@ -244,9 +244,9 @@ def test_an_interrupted_run_resumes_with_its_validations_and_best_checkpoint(run
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pipeline.rl(folder, recipe, resume=True, on_step=stop)
+        pipeline.run_rl(folder, recipe, resume=True, on_step=stop)
     assert [row["step"] for row in read(folder, "rl_validation")] == [0, 2]
-    pipeline.rl(folder, recipe, resume=True, on_step=stop)
+    pipeline.run_rl(folder, recipe, resume=True, on_step=stop)
     assert steps == [1, 2, 3, 3, 4]
     for stage in ("rl", "rl_validation"):
         assert read(folder, stage) == read(runs / "with", stage)
@@ -290,7 +290,7 @@ def test_rl_protects_the_checkpoint_it_starts_from(runs, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(runs / "without", folder)
     recipe = Run.open(folder).recipe.with_values({"sft.steps": 8, "sft.save_every": 1})
-    pipeline.sft(folder, recipe, resume=True, on_step=lambda step, values: None)
+    pipeline.run_sft(folder, recipe, resume=True, on_step=lambda step, values: None)
     assert sorted(path.name for path in (folder / "sft").iterdir()) == ["step-000004", "step-000007", "step-000008"]
 
 
@@ -316,7 +316,7 @@ def test_an_unknown_metric_of_the_best_checkpoints_ends_the_training_at_once(tmp
     policy = "sft.checkpoints={best: 1, metric: greedy/acuracy}"
     recipe = build_recipe(dataset_folder, *ON, policy, model=tiny_folder)
     with raises(ConfigError, key="sft.checkpoints.metric", value="greedy/acuracy"):
-        pipeline.sft(tmp_path / "run", recipe, on_step=lambda step, values: None)
+        pipeline.run_sft(tmp_path / "run", recipe, on_step=lambda step, values: None)
     assert not Run.open(tmp_path / "run").read_metrics("sft")
 
 
@@ -325,7 +325,7 @@ def test_a_stop_in_rl_raises(tmp_path, tiny_folder, dataset_folder):
     rule = "alarms={fast: {metric: validation/greedy/episodes, above: 0, window: 2, action: stop}}"
     recipe = build_recipe(dataset_folder, *ON, rule, model=tiny_folder)
     with raises(AlarmError, key="alarms.fast", value=2.0):
-        pipeline.rl(tmp_path / "run", recipe, on_step=lambda step, values: None)
+        pipeline.run_rl(tmp_path / "run", recipe, on_step=lambda step, values: None)
     assert [path.name for path in (tmp_path / "run/rl").iterdir()] == ["step-000002"]
 
 

@@ -258,7 +258,7 @@ def run(workspace, tmp_path_factory):
             raise Killed
 
     with pytest.raises(Killed):
-        pipeline.sft(folder, workspace.load_recipe("sft.save_every=1"), on_step=stop)
+        pipeline.run_sft(folder, workspace.load_recipe("sft.save_every=1"), on_step=stop)
     return folder
 
 
@@ -272,7 +272,7 @@ def test_a_damaged_checkpoint_raises_with_its_path(workspace, run, tmp_path, fil
     shutil.copytree(run, folder)
     damage(folder / "sft/step-000002" / file)
     with raises(RunError) as caught:
-        pipeline.sft(folder, workspace.load_recipe("sft.save_every=1"), resume=True, on_step=lambda step, values: None)
+        pipeline.run_sft(folder, workspace.load_recipe("sft.save_every=1"), resume=True, on_step=lambda *_: None)
     assert str(folder / "sft/step-000002") in str(caught.value)
 
 
@@ -311,7 +311,7 @@ def test_after_deleting_a_checkpoint_the_run_resumes_from_the_previous_one(works
     shutil.rmtree(folder / "sft/step-000002")
     steps, recipe = [], workspace.load_recipe("sft.save_every=1")
     losses = [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    last = pipeline.sft(folder, recipe, resume=True, on_step=lambda step, values: steps.append(step))
+    last = pipeline.run_sft(folder, recipe, resume=True, on_step=lambda step, values: steps.append(step))
     assert (steps, last.name) == ([2, 3, 4], "step-000004")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]  # those after the checkpoint were removed
@@ -330,7 +330,7 @@ def test_a_checkpoint_of_another_optimizer_raises(workspace, run, tmp_path):
 def test_another_recipe_cannot_resume_a_run(workspace, run):
     other = workspace.load_recipe("sft.save_every=1", "sft.optim.max_grad_norm=0.7")
     with raises(RunError) as caught:
-        pipeline.sft(run, other, resume=True, on_step=lambda step, values: None)
+        pipeline.run_sft(run, other, resume=True, on_step=lambda step, values: None)
     assert "sft.optim.max_grad_norm" in str(caught.value)
 
 
@@ -339,6 +339,6 @@ def test_a_resumed_run_may_have_more_steps(workspace, run, tmp_path):
     folder, steps = tmp_path / "run", []
     shutil.copytree(run, folder)
     longer = workspace.load_recipe("sft={save_every: 1, steps: 5}")
-    last = pipeline.sft(folder, longer, resume=True, on_step=lambda step, values: steps.append(step))
+    last = pipeline.run_sft(folder, longer, resume=True, on_step=lambda step, values: steps.append(step))
     assert (steps, last.name) == ([3, 4, 5], "step-000005")
     assert json.loads((folder / "invocations.json").read_text())[-1]["changed"] == {"sft.steps": [4, 5]}

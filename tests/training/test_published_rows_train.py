@@ -104,7 +104,7 @@ def test_mixed_rows_train(data, tmp_path):
     make_tiny_model(str(tmp_path / "model"), hidden_size=64, num_layers=1, vocabulary_text=replies)
     folder = tmp_path / "run"
     recipe = pipeline.with_paths(recipe, folder=folder, model=tmp_path / "model", data=data)
-    checkpoint = pipeline.sft(folder, recipe, on_step=lambda *_: None)
+    checkpoint = pipeline.run_sft(folder, recipe, on_step=lambda *_: None)
     assert json.loads((folder / "demonstration_check.json").read_text()) == {"rows": 5, "rejected": {}}
     components, rows, episodes = pipeline.load_training_components(recipe, checkpoint), [], {}
 

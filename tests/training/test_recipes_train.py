@@ -24,7 +24,7 @@ def test_a_step(workspace, trained_weights, tmp_path, name):
     recipe = load_recipe(name, ONE_STEP)
     recipe = pipeline.with_paths(recipe, model=trained_weights, data=workspace.root / "data")
     steps = []
-    weights = pipeline.rl(tmp_path / "run", recipe, on_step=lambda step, values: steps.append(values))
+    weights = pipeline.run_rl(tmp_path / "run", recipe, on_step=lambda step, values: steps.append(values))
     assert (weights / "config.json").is_file()
     (row,) = Run.open(tmp_path / "run").read_metrics("rl")
     assert row["step"] == 1

@@ -42,8 +42,8 @@ def run(request, tmp_path_factory):
     if name != "tiny/pyvision_video":
         overrides.append("synthetic.image={objects: [2, 2], tasks_per_image: 6, grid_images: 0}")
     recipe = prepare(root, load_recipe(name, overrides))
-    pipeline.sft(root / "run", recipe, on_step=lambda *_: None)
-    pipeline.rl(root / "run", recipe, resume=True, on_step=lambda *_: None)
+    pipeline.run_sft(root / "run", recipe, on_step=lambda *_: None)
+    pipeline.run_rl(root / "run", recipe, resume=True, on_step=lambda *_: None)
     return Run.open(root / "run")
 
 
@@ -73,7 +73,7 @@ def test_a_grid_image_is_trained_whole(tmp_path, grid_size):
         "sft={steps: 12, tokens_per_step: 400, auxiliary_warmup: 1, optim: {warmup_steps: 2}}",
     )
     recipe = prepare(tmp_path, load_recipe("tiny/pyvision_image", overrides))
-    pipeline.sft(tmp_path / "run", recipe, on_step=lambda *_: None)
+    pipeline.run_sft(tmp_path / "run", recipe, on_step=lambda *_: None)
     rows = list(Run.open(tmp_path / "run").read_metrics("sft"))
     assert all(row["trained_tokens"] >= 4 * grid_size**2 for row in rows)  # an object is at least "red 7, "
     assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]

@@ -111,7 +111,7 @@ def train(
                 stack.close()  # one view at a time: the end of an inner one would erase it
                 return stack.enter_context(_show_stage(filled, name, folder))
 
-            weights = stages.train(
+            weights = stages.run_stages(
                 folder,
                 filled,
                 names,

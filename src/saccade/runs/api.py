@@ -73,7 +73,7 @@ def sft(
     `accept_changed_data` a run is resumed although demonstrations, validation tasks or media files have changed.
     """
     filled = fill_paths(recipe, out, model, data, resume=resume)
-    return pipeline.sft(
+    return pipeline.run_sft(
         Path(out),
         filled,
         resume=resume,
@@ -103,7 +103,7 @@ def rl(
     in `sft`. Raises AlarmError if an alarm of the recipe stops the training.
     """
     filled = fill_paths(recipe, out, model, data, resume=resume)
-    return pipeline.rl(
+    return pipeline.run_rl(
         Path(out),
         filled,
         resume=resume,
@@ -132,7 +132,7 @@ def train(
     """
     filled = fill_paths(recipe, out, model, data, resume=resume)
     names = stages.list_stages(filled)
-    weights = stages.train(
+    weights = stages.run_stages(
         Path(out),
         filled,
         names,

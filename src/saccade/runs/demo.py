@@ -162,8 +162,8 @@ class DemoRunner:
     def train(self, name: str, update_progress: UpdateProgress) -> Metadata:
         """Train a stage ("sft" or "rl") and return the path of its last checkpoint."""
         train_fn, steps = {
-            "sft": (pipeline.sft, self.run.recipe.sft.steps),
-            "rl": (pipeline.rl, self.run.recipe.rl.steps),
+            "sft": (pipeline.run_sft, self.run.recipe.sft.steps),
+            "rl": (pipeline.run_rl, self.run.recipe.rl.steps),
         }[name]
 
         def report_step(step: int, values: Mapping[str, float]) -> None:

@@ -1,8 +1,8 @@
 """The stages of a run as functions, shared by the command line, the demo, the ablations and scripts.
 
 generate_data(folder, recipe)   synthetic media, tasks and demonstrations, validated
-sft(folder, recipe)             demonstrations -> checkpoints in folder/sft
-rl(folder, recipe)              tasks          -> checkpoints in folder/rl
+run_sft(folder, recipe)         demonstrations -> checkpoints in folder/sft
+run_rl(folder, recipe)          tasks          -> checkpoints in folder/rl
 
 What needs torch is imported by the functions that use it: reading the results of a run takes none.
 """
@@ -418,7 +418,7 @@ def create_tiny_model(folder: Path, recipe: Recipe, *, demonstrations: Path, phr
         )
 
 
-def sft(
+def run_sft(
     folder: Path,
     recipe: Recipe,
     *,
@@ -456,7 +456,7 @@ def sft(
         return _train_stage("sft", used, train, used_run, (on_step, on_validation), held_out, profile_step)
 
 
-def rl(
+def run_rl(
     folder: Path,
     recipe: Recipe,
     *,

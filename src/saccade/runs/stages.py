@@ -55,7 +55,7 @@ def name_evaluation(weights: Path) -> str:
     return f"test_{weights.parent.name}_{weights.name}"
 
 
-def train(
+def run_stages(
     folder: Path,
     recipe: Recipe,
     stages: Sequence[str],
@@ -67,12 +67,12 @@ def train(
     """Run the training stages of a recipe in one run folder; return the last checkpoint.
 
     Everything that any of the `stages` needs is checked before the first one. With `resume`, a finished SFT is not
-    repeated, but continued if `sft.steps` has grown. Raises what `pipeline.sft` and `pipeline.rl` raise, and RunError
-    for more steps of an SFT from which RL has started.
+    repeated, but continued if `sft.steps` has grown. Raises what `pipeline.run_sft` and `pipeline.run_rl`
+    raise, and RunError for more steps of an SFT from which RL has started.
     """
     with RunLock(folder, TRAINING) as lock:  # over all stages: no other process starts between two
         run = pipeline.start_run(folder, recipe, stages, resume=resume, lock=lock)
-        train_fns = {"sft": (pipeline.sft, recipe.sft.steps), "rl": (pipeline.rl, recipe.rl.steps)}
+        train_fns = {"sft": (pipeline.run_sft, recipe.sft.steps), "rl": (pipeline.run_rl, recipe.rl.steps)}
         for stage in stages:
             if stage in train_fns and not (stage == "sft" and _is_sft_complete(run)):
                 train_fn, steps = train_fns[stage]

@@ -142,7 +142,7 @@ def train_initial_checkpoint(ablation: Ablation, job: Job, folder: Path, progres
     def report_step(step: int, row: Mapping[str, float]) -> None:
         progress(step, f"SFT, loss {row['loss']:.2f}", recipe.sft.steps)
 
-    pipeline.sft(job_folder, recipe, resume=resume, on_step=report_step)
+    pipeline.run_sft(job_folder, recipe, resume=resume, on_step=report_step)
 
 
 def train_and_evaluate(ablation: Ablation, job: Job, folder: Path, progress: JobProgress) -> None:
@@ -154,7 +154,7 @@ def train_and_evaluate(ablation: Ablation, job: Job, folder: Path, progress: Job
     recipe = with_data_paths(ablation.build_recipe(job.condition, job.variant, job.seed), model_path)
     if job.stage == "variant":
         steps = recipe.rl.steps
-        pipeline.rl(
+        pipeline.run_rl(
             job_folder,
             recipe,
             resume=(job_folder / "recipe.yaml").exists(),
