@@ -247,7 +247,11 @@ def test_the_baseline_of_videos_shows_a_frame_per_second(renderer, media):
     assert count_frames(episode) == 100
 
 
-@pytest.mark.parametrize(("name", "num_turns"), [("pyvision/image_rl", 30), ("pyvision/video_rl", 30)])
+@pytest.mark.parametrize(
+    ("name", "num_turns"), [("pyvision/image_rl", 30), ("pyvision/video_rl", 30), ("pyvision/mixed_rl", 30)]
+)
 def test_pyvision_evaluates_with_30_turns(name, num_turns):
     assert load_recipe(name).environment.settings["max_tool_turns"] == 4
-    assert apply_evaluation_settings(load_recipe(name)).environment.settings["max_tool_turns"] == num_turns
+    evaluated = apply_evaluation_settings(load_recipe(name))
+    used = [evaluated.environment, *evaluated.environments.values()]
+    assert [config.settings["max_tool_turns"] for config in used] == [num_turns] * len(used)

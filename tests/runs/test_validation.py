@@ -17,7 +17,7 @@ from saccade.data.dataset import load_tasks
 from saccade.errors import AlarmError, ConfigError, DataError
 from saccade.metrics.episode_metrics import group_by_task
 from saccade.models.checkpoint_files import compute_checkpoint_digest
-from saccade.rollouts.components import apply_validation_settings
+from saccade.rollouts.components import apply_evaluation_settings, apply_sft_settings, apply_validation_settings
 from saccade.runs import pipeline
 from saccade.runs.run_folder import Run
 from saccade.runs.validation import (
@@ -161,17 +161,25 @@ def test_metrics_of_a_mode():
     assert compute_validation_metrics([build_group("a", None)]) == {"episodes": 0, "frac_ungraded": 1.0}
 
 
-def test_settings_of_the_environments_apply_to_named_ones_that_have_them():
-    settings = ["validation.environment_settings={max_tool_turns: 29, num_frames: 3}"]
+@pytest.mark.parametrize(
+    ("section", "apply"),
+    [
+        ("sft", apply_sft_settings),
+        ("validation", apply_validation_settings),
+        ("evaluation", apply_evaluation_settings),
+    ],
+)
+def test_settings_of_the_environments_apply_to_named_ones_that_have_them(section, apply):
+    settings = [f"{section}.environment_settings={{max_tool_turns: 29, num_frames: 3}}"]
     named = "environments={game: {name: python, settings: {max_tool_turns: 2}}, plain: {name: single_turn}}"
     recipe = load_recipe("tiny/para_grpo", [*settings, named])
-    changed = apply_validation_settings(recipe)
+    changed = apply(recipe)
     assert (changed.environment.settings["max_tool_turns"], recipe.environment.settings["max_tool_turns"]) == (29, 2)
     assert changed.environments["game"].settings == {"max_tool_turns": 29, "num_frames": 3}
     assert changed.environments["plain"].settings == {"num_frames": 3}  # it has no max_tool_turns
     check_recipe(recipe)
     with raises(ConfigError, key="environment.settings.max_tool_turn"):
-        check_recipe(load_recipe("tiny/para_grpo", ["validation.environment_settings={max_tool_turn: 29}"]))
+        check_recipe(load_recipe("tiny/para_grpo", [f"{section}.environment_settings={{max_tool_turn: 29}}"]))
 
 
 def test_the_metric_of_the_best_checkpoints_exists():

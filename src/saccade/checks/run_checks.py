@@ -8,6 +8,7 @@ estimate is left to the doctor.
 """
 
 import asyncio
+import contextlib
 import functools
 import math
 import os
@@ -434,13 +435,20 @@ def open_media(media: Media) -> None:
 
 def _list_environments(planned_run: PlannedRun) -> dict[str, tuple[Recipe, str]]:
     """Return the environments in use, each as a recipe and the name that tasks select, by the name of its check."""
-    recipe, evaluated = planned_run.recipe, apply_evaluation_settings(planned_run.recipe)
-    defaults = [recipe] if _is_training(planned_run.stages) else []
-    if "eval" in planned_run.stages and (not defaults or evaluated.environment != recipe.environment):
-        defaults.append(evaluated)
+    recipe = evaluated = planned_run.recipe
+    if "eval" in planned_run.stages:
+        with contextlib.suppress(ConfigError):  # the check of the environments reports it
+            evaluated = apply_evaluation_settings(recipe)
+    trained = recipe if _is_training(planned_run.stages) else evaluated
+    before = {"": trained.environment, **trained.environments}
+    after = {"": evaluated.environment, **evaluated.environments}
     return {
-        **{name: (used, "") for name, used in zip(("context", "context, evaluation"), defaults, strict=False)},
-        **{f"context, {name}": (recipe, name) for name in recipe.environments},
+        **{f"context, {name}" if name else "context": (trained, name) for name in before},
+        **{
+            f"context, {name}, evaluation" if name else "context, evaluation": (evaluated, name)
+            for name in after
+            if after[name] != before[name]
+        },
     }
 
 

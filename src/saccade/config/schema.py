@@ -573,8 +573,8 @@ class SftConfig(StageConfig):
     # there are any. This key and auxiliary_warmup need order=with_replacement
     auxiliary_fraction: Fraction = 0.5
     auxiliary_warmup: Fraction = 0.0  # initial steps on auxiliary demonstrations only, fraction of the steps
-    # environment settings that replace those of RL. A demonstration of more tool turns than max_tool_turns can't be
-    # trained on, so raise it here if there are any
+    # environment settings that replace those of RL; a named environment uses those that it has. A demonstration of more
+    # tool turns than max_tool_turns can't be trained on, so raise it here if there are any
     environment_settings: dict[str, Any] = Field(default_factory=dict)
     # action for a demonstration that can't be replayed completely. refuse = stop before the first step; skip = leave it
     # out
@@ -805,7 +805,8 @@ class EvaluationConfig(Section):
     frame_budgets: tuple[PositiveInt, ...] = ()
     use_tools: bool = True  # offer the environment's tools
     shuffle_options: bool = False  # shuffle the options of choice tasks, per episode
-    # environment settings that replace those of training, such as more turns
+    # environment settings that replace those of training, such as more turns; a named environment uses those that it
+    # has
     environment_settings: dict[str, Any] = Field(default_factory=dict)
     # settings of the reward `judge`, for answers that no rule can grade
     judge: dict[str, Any] = Field(default_factory=dict)
@@ -825,7 +826,7 @@ class ValidationConfig(Section):
     # frame budgets, assigned to tasks in turn; empty = the environment's num_frames
     frame_budgets: tuple[PositiveInt, ...] = ()
     max_concurrency: PositiveInt = 512  # maximum number of episodes in progress
-    # environment settings that replace those of RL, such as more turns, in named environments too if they have them
+    # environment settings that replace those of RL, such as more turns; a named environment uses those that it has
     environment_settings: dict[str, Any] = Field(default_factory=dict)
 
 

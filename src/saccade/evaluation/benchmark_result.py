@@ -30,7 +30,7 @@ from saccade.evaluation.benchmarks.base import (
 from saccade.evaluation.subset import StratifiedWeights
 from saccade.metrics.episode_metrics import average_behavior, estimate_at_k
 from saccade.metrics.statistics import Interval, compute_interval, estimate_clustered_mean
-from saccade.rollouts.components import uses_chat_engine
+from saccade.rollouts.components import apply_evaluation_settings, uses_chat_engine
 from saccade.types import ScoredEpisode
 from saccade.utils.hashing import compute_digest
 from saccade.utils.jsonl import read_json, write_json
@@ -207,9 +207,12 @@ def build_benchmark_result(
 
 
 def describe_conditions(recipe: Recipe, checkpoint: Path | None) -> dict[str, str]:
-    """Describe the model and the settings of an evaluation, which a reader needs to compare scores."""
+    """Describe the model and the settings of a benchmark's evaluation, which a reader needs to compare scores.
+
+    A benchmark's tasks name no environment, so they use the default one.
+    """
     evaluation = recipe.evaluation
-    environment_settings = {**recipe.environment.settings, **evaluation.environment_settings}
+    environment_settings = apply_evaluation_settings(recipe).environment.settings
     engine = recipe.engine.settings
     neutral_values = {**NEUTRAL_VALUES, "extra_body": {}}
     is_chat = uses_chat_engine(recipe)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from saccade import plugins
 from saccade.chat.renderer import load_renderer
-from saccade.config.schema import ModelConfig, PluginConfig, Recipe
+from saccade.config.schema import ModelConfig, PluginConfig, Recipe, RewardTerm
 from saccade.environments.task_environments import TaskEnvironments
 from saccade.errors import ConfigError, convert_errors
 from saccade.media.cache import CachingMediaLoader
@@ -224,13 +224,12 @@ def require_token_engine(recipe: Recipe) -> Recipe:
 
 
 def apply_evaluation_settings(recipe: Recipe) -> Recipe:
-    """Return the recipe with `evaluation.environment_settings` in effect; they apply to the default environment."""
-    settings = {**recipe.environment.settings, **recipe.evaluation.environment_settings}
-    return recipe.with_values({"environment.settings": settings})
+    """Return the recipe with `evaluation.environment_settings` in effect, in named environments too."""
+    return _change_environments(recipe, recipe.evaluation.environment_settings)
 
 
 def apply_sft_settings(recipe: Recipe) -> Recipe:
-    """Return the recipe with `sft.environment_settings` in effect, in named environments too if they have them."""
+    """Return the recipe with `sft.environment_settings` in effect, in named environments too."""
     return _change_environments(recipe, recipe.sft.environment_settings)
 
 
@@ -240,6 +239,7 @@ def apply_validation_settings(recipe: Recipe) -> Recipe:
 
 
 def _change_environments(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """Return the recipe with settings of its environments replaced; a named one ignores those that it doesn't have."""
     environments = {}
     for name, config in recipe.environments.items():
         parameters = inspect.signature(plugins.load("environments", config.name)).parameters
@@ -251,17 +251,19 @@ def _change_environments(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 def remove_rewards(recipe: Recipe) -> Recipe:
     """Return the recipe without rewards, for whatever grades nothing and so needs no judge: SFT, `saccade ask`."""
-    environments = {name: config.with_values({"rewards": {}}) for name, config in recipe.environments.items()}
-    return recipe.with_values({"rewards": {}, "environments": environments})
+    return _change_rewards(recipe, lambda rewards: {})
 
 
 def remove_group_rewards(recipe: Recipe) -> Recipe:
     """Return the recipe with the rewards of single episodes alone. Raises ConfigError for a bad name or setting."""
+    return _change_rewards(recipe, select_episode_rewards)
+
+
+def _change_rewards(recipe: Recipe, change: Callable[[Mapping[str, RewardTerm]], dict[str, RewardTerm]]) -> Recipe:
     environments = {
-        name: config.with_values({"rewards": select_episode_rewards(config.rewards)})
-        for name, config in recipe.environments.items()
+        name: config.with_values({"rewards": change(config.rewards)}) for name, config in recipe.environments.items()
     }
-    return recipe.with_values({"rewards": select_episode_rewards(recipe.rewards), "environments": environments})
+    return recipe.with_values({"rewards": change(recipe.rewards), "environments": environments})
 
 
 def require_trainable(recipe: Recipe) -> Recipe:
