@@ -24,7 +24,7 @@ async def compare_frames(first: Second, second: Second, *, ctx: saccade.ToolCont
     images = await ctx.media.load_frames(ctx.video_path, times, factor=ctx.renderer.factor, budget=budget)
     pixels = [np.asarray(ctx.media.load_pixels(image), float) for image in images]
     difference = float(np.abs(pixels[0] - pixels[1]).mean())
-    return saccade.ToolResult(text=f"the frames differ by {difference:.1f}", images=tuple(images), was_executed=True)
+    return saccade.ToolResult(text=f"the frames differ by {difference:.1f}", images=tuple(images))
 
 
 def main(model: Path, video: Path, question: str = "When is red shown?") -> saccade.Episode:

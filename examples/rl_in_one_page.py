@@ -27,7 +27,7 @@ SMALL = [  # overrides of the packaged recipe; its environment and rewards remai
     "frame_budgets=[4]",
     "sampling.max_tokens=64",
     "sft={steps: 36, save_every: 36, tokens_per_step: 1000, optim: {warmup_steps: 10}}",
-    "rl.optim={lr: 5e-4, warmup_steps: 4, schedule: constant}",
+    "rl.optim={lr: 2.5e-4, warmup_steps: 4, schedule: constant}",
 ]
 
 
@@ -55,7 +55,7 @@ def policy_loss(
 
 async def train(components: saccade.TrainingComponents, tasks: list[saccade.Task]) -> list[float]:
     """Run GRPO (arXiv 2402.03300); return the mean reward of each step."""
-    optimizer, means = saccade.Optimizer(components.backbone.model, components.recipe.rl.optim, STEPS * UPDATES), []
+    optimizer, means = saccade.Optimizer(components.backbone.model, components.recipe.rl.optim, STEPS), []
     environments, score_fn = components.environments, components.score_fn
     compute_positions = components.backbone.renderer.compute_position_ids
     for step in range(STEPS):
@@ -74,6 +74,7 @@ async def train(components: saccade.TrainingComponents, tasks: list[saccade.Task
         micro_batches = saccade.pack(samples, compute_positions=compute_positions, pack_length=1024, micro_batch_size=8)
         num_tokens = sum(len(micro_batch.token_N) for micro_batch in micro_batches)
         loss_fn = partial(policy_loss, num_tokens=num_tokens)
+        optimizer.start_step(step)  # sets its learning rate
         for _ in range(UPDATES):
             saccade.train_step(
                 components.backbone, optimizer, micro_batches, loss_fn, load_all_pixels=components.media.load_all_pixels

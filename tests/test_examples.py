@@ -131,5 +131,5 @@ def test_rl_in_one_page(tmp_path, capsys, num_steps):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == [f"step {number}" for number in range(1, num_steps + 1)]
     assert len(rewards) == num_steps
-    if num_steps == 12:  # With two seeds the gain was 0.42 and 0.49.
+    if num_steps == 12:  # With three seeds the gain was 0.34 to 0.38.
         assert sum(rewards[-4:]) / 4 > sum(rewards[:2]) / 2 + 0.15

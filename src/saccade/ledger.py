@@ -1,8 +1,9 @@
 """Define the ledger: the append-only, token-level trajectory of one conversation.
 
-A ledger is an immutable tuple of segments. Three methods return a longer one: `observe` (tokens from the environment),
-`prefill` (tokens put into the model's reply), `append_completion` (tokens sampled by the engine). Everything else
-(unexpanded ids, input ids, the loss mask, logprobs, images) is a view derived from the segments, in this module alone.
+A ledger is an immutable tuple of segments. `append` returns a longer one; `observe` (tokens from the environment),
+`prefill` (tokens put into the model's reply), `append_completion` (tokens sampled by the engine) and `append_text` (a
+chat API's reply) build the segment, too. Everything else (unexpanded ids, input ids, the loss mask, logprobs, images)
+is a view derived from the segments, in this module alone.
 
 There are two token sequences. *Unexpanded* ids (`unexpanded_ids`) hold one placeholder per image, as servers take
 them; *expanded* ids (`input_ids`) repeat the placeholder once per visual token, as a forward pass takes them. Masks,
@@ -187,29 +188,30 @@ class Ledger:
 
     # ---- appending -------------------------------------------------------------------------------------------------
 
+    def append(self, segment: Segment) -> "Ledger":
+        """Append a segment; an empty one changes nothing."""
+        return Ledger(segments=(*self.segments, segment)) if segment.num_tokens else self
+
     def observe(
         self, tokens: Sequence[int], *, slots: Sequence[ImageSlot] = (), origin: Origin = Origin.PROMPT
     ) -> "Ledger":
         """Append tokens of the environment: a prompt, or tool results."""
-        return self._append(Segment(tokens=tuple(tokens), origin=origin, slots=tuple(slots)))
+        return self.append(Segment(tokens=tuple(tokens), origin=origin, slots=tuple(slots)))
 
     def prefill(self, tokens: Sequence[int]) -> "Ledger":
         """Append a prefix of the reply that the model did not sample: visible to rewards, never trained on."""
-        return self._append(Segment(tokens=tuple(tokens), origin=Origin.PREFILL))
+        return self.append(Segment(tokens=tuple(tokens), origin=Origin.PREFILL))
 
     def append_completion(self, tokens: Sequence[int], *, logprobs: Sequence[float], version: int | None) -> "Ledger":
         """Append a completion with its logprobs (nats, one per token) and weight version."""
-        return self._append(
+        return self.append(
             Segment(tokens=tuple(tokens), origin=Origin.SAMPLED, logprobs=tuple(logprobs), version=version)
         )
-
-    def _append(self, segment: Segment) -> "Ledger":
-        return Ledger(segments=(*self.segments, segment)) if segment.num_tokens else self
 
     def append_text(self, text: str, num_tokens: int) -> "Ledger":
         """Append a reply of a chat API."""
         messages = (Message(role="assistant", parts=(text,)),)
-        return self._append(
+        return self.append(
             Segment(tokens=(), origin=Origin.SAMPLED, messages=messages, num_message_tokens=max(num_tokens, 1))
         )
 

@@ -2,7 +2,8 @@
 
     Task ─environment─> Episode ─rewards─> ScoredEpisode ─> Group ─advantages─> TrainingSample ─pack─> MicroBatch
 
-Each stage has its own type: no field stays empty until a later stage fills it.
+Each stage has its own type. Fields are final, with two exceptions: the policy update adds loss weights and logprobs to
+a `MicroBatch`, and the runner adds results to a `Turn`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -272,7 +273,7 @@ class ToolResult:
     text: str = ""  # as the model reads it
     images: tuple[ImageRef, ...] = ()  # shown after the text
     error: str | None = None  # what the model reads if the call failed
-    was_executed: bool = False  # whether the tool ran to its end; its output can't set it
+    was_executed: bool = False  # whether the tool ran to its end; set for every result of a tool without an error
     child_index: int | None = None  # index into the episode's `children`, if a sub-agent answered
     seconds: float = 0.0  # wall-clock time of the call
 

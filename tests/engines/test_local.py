@@ -111,6 +111,20 @@ def test_logprobs_equal_a_plain_forward_pass(backbone):
         assert (theirs - ours).abs().max() <= 1e-5
 
 
+def test_closing_fails_the_pending_requests(backbone):
+    """Two requests are sampled and one waits for a row."""
+
+    async def close_early(engine):
+        requests = [asyncio.create_task(converse(engine, backbone, n, max_tokens=40)) for n in range(3)]
+        while engine.stats.decode_tokens < 4:
+            await asyncio.sleep(0)
+        await engine.close()
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    errors = run(backbone, close_early, max_num_seqs=2)
+    assert [type(error) for error in errors] == [EngineError] * 3
+
+
 @pytest.mark.slow
 def test_a_result_does_not_depend_on_the_batch(backbone):
     async def alone(engine):

@@ -36,7 +36,7 @@ REWARD = """
 def variety(episode):
     return sum(episode.ledger.sampled_tokens()) % 97 / 97
 """
-TIMES = ("seconds", "sampled_tokens_per_second", "packed_tokens_per_second", "memory_")
+TIMES = ("rollout/reward_seconds", "seconds", "sampled_tokens_per_second", "packed_tokens_per_second", "memory_")
 
 
 def build_recipe(dataset_folder, *settings, model=None):

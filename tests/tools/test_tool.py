@@ -235,11 +235,29 @@ def test_the_timeout_resumes_after_a_failed_sub_agent():
     assert "0.1" in call_tool(insists, {}, run_in_virtual_time, ctx=make_context(ask=ask)).error
 
 
+@pytest.mark.parametrize(
+    ("returned", "was_executed"),
+    [
+        (ToolResult(text="red"), True),
+        (ToolResult(), True),
+        (ToolResult(error="no signal"), False),
+        (ToolResult(error="it raised", was_executed=True), True),
+    ],
+)
+def test_a_result_without_an_error_counts_as_executed(returned, was_executed):
+    @tool
+    async def look(*, ctx: ToolContext) -> ToolResult:
+        """Look."""
+        return returned
+
+    assert call_tool(look, {}).was_executed == was_executed
+
+
 def test_long_texts_are_truncated_with_a_mark(renderer):
     @tool
     async def long_text(*, ctx: ToolContext) -> ToolResult:
         """Return a long text."""
-        return ToolResult(text="über 12 " * 300, was_executed=True)
+        return ToolResult(text="über 12 " * 300)
 
     result = call_tool(long_text, {}, renderer=renderer, max_result_tokens=40)
     assert result.text.startswith("über 12 über")

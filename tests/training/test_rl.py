@@ -594,7 +594,7 @@ def test_a_step_reports_its_costs(workspace, tmp_path):
     asyncio.run(rl.train(components, workspace.tasks, folder=tmp_path, log_step=rows.append))
     costs = {
         "seconds/rollout",
-        "seconds/reward",
+        "rollout/reward_seconds",
         "seconds/train",
         "seconds/weight_sync",
         "sampled_tokens_per_second",

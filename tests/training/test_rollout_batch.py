@@ -18,6 +18,7 @@ from saccade.data.mixture import Mixture
 from saccade.errors import ConfigError, DataError, EngineError, RunError
 from saccade.metrics.episode_metrics import count_tokens
 from saccade.rewards.compose import score_each
+from saccade.rollouts.runner import run_episode
 from saccade.training import checkpoint
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.training.rollout_batch import CANCELLED_ERROR, collect_batch, collect_groups
@@ -68,6 +69,23 @@ def test_an_epoch_draws_each_task_once(workspace):
             )
         )
     assert sorted(drawn) == sorted(task.id for task in workspace.tasks)
+
+
+@pytest.mark.parametrize(("limit", "peak"), [(0, 12), (2, 4)])
+def test_groups_in_progress_are_bounded(workspace, limit, peak):
+    components = load_components(workspace, f"rl.max_groups_in_progress={limit}")
+    num_running, peaks = 0, [0]
+
+    async def count(task, make_environment, ctx):
+        nonlocal num_running
+        num_running += 1
+        peaks.append(num_running)
+        await asyncio.sleep(0.001)
+        num_running -= 1
+        return await run_episode(task, make_environment, ctx)
+
+    asyncio.run(collect_groups(components, workspace.tasks, range(6), 0, run_fn=count))
+    assert max(peaks) == peak
 
 
 def test_each_prompt_has_the_frame_budget_of_its_own_epoch(workspace):

@@ -1,4 +1,4 @@
-"""Seconds per phase: time in which at least one episode waits for its score counts as reward, once."""
+"""Seconds per phase, and the time in which at least one episode waits for its score."""
 
 import asyncio
 import resource
@@ -28,14 +28,15 @@ def clock(monkeypatch):
     return FakeTime(monkeypatch)
 
 
-def test_rollout_and_reward_add_up(clock):
+@pytest.mark.parametrize("is_overlapped", [False, True])
+def test_phases_add_up_to_the_step(clock, is_overlapped):
     """The rollout phase takes two seconds, of which the reward takes half a second."""
 
     async def score(episodes):
         clock.now += 0.5
         return [Score(value=1.0)]
 
-    timer = StepTimer(score)
+    timer = StepTimer(score, is_overlapped=is_overlapped)
     clock.now += 0.5
     [result] = asyncio.run(timer.score_fn([None]))
     assert result.value == 1.0
@@ -46,12 +47,16 @@ def test_rollout_and_reward_add_up(clock):
     timer.end_phase("weight_sync")
     metrics = timer.compute_metrics(torch.device("cpu"), 30)
     assert {name: value for name, value in metrics.items() if name.startswith("seconds")} == {
-        "seconds/rollout": 1.5,
-        "seconds/reward": 0.5,
+        "seconds/rollout": 2.0,
         "seconds/train": 3.0,
         "seconds/weight_sync": 0.0,
     }
-    assert metrics["sampled_tokens_per_second"] == 20.0
+    assert metrics["rollout/reward_seconds"] == 0.5
+    assert timer.step_seconds == 5.0
+    assert metrics["sampled_tokens_per_second"] == (6.0 if is_overlapped else 15.0)
+    timer.start_step()
+    timer.end_phase("rollout")
+    assert timer.compute_metrics(torch.device("cpu"), 0)["rollout/reward_seconds"] == 0.0
 
 
 def test_overlapping_waits_count_once(clock):
@@ -73,8 +78,8 @@ def test_overlapping_waits_count_once(clock):
     timer = StepTimer(score)
     asyncio.run(score_both(timer))
     timer.end_phase("rollout")
-    assert timer.compute_metrics(torch.device("cpu"), 0)["seconds/reward"] == 3.0
-    assert timer.compute_metrics(torch.device("cpu"), 0)["sampled_tokens_per_second"] == 0.0
+    metrics = timer.compute_metrics(torch.device("cpu"), 0)
+    assert (metrics["rollout/reward_seconds"], metrics["sampled_tokens_per_second"]) == (3.0, 0.0)
 
 
 def test_a_score_that_raises_stops_counting(clock):
@@ -87,7 +92,7 @@ def test_a_score_that_raises_stops_counting(clock):
         asyncio.run(timer.score_fn([None]))
     clock.now += 1.0
     timer.end_phase("rollout")
-    assert timer.compute_metrics(torch.device("cpu"), 1)["seconds/reward"] == 1.0
+    assert timer.compute_metrics(torch.device("cpu"), 1)["rollout/reward_seconds"] == 1.0
 
 
 @pytest.mark.parametrize(("platform", "gib"), [("linux", 3.0), ("darwin", 3.0 / 1024)])

@@ -20,7 +20,13 @@ from saccade.runs import pipeline
 from saccade.training import rl, sft
 from saccade.types import Demonstration, Score, Task
 
-TIMING_METRICS = ("seconds/", "sampled_tokens_per_second", "packed_tokens_per_second", "memory_")
+TIMING_METRICS = (
+    "rollout/reward_seconds",
+    "seconds/",
+    "sampled_tokens_per_second",
+    "packed_tokens_per_second",
+    "memory_",
+)
 
 
 class Killed(BaseException):

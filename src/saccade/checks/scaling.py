@@ -27,7 +27,6 @@ from saccade.checks.estimates import (
     resolve_model_sizes,
 )
 from saccade.checks.simulation import (
-    MAX_EPISODES_IN_PROGRESS,
     Cluster,
     Conversation,
     LogNormal,
@@ -37,7 +36,7 @@ from saccade.checks.simulation import (
     simulate,
 )
 from saccade.config.load import load_recipe
-from saccade.config.schema import Recipe
+from saccade.config.schema import MAX_EPISODES_IN_PROGRESS, Recipe
 from saccade.errors import ConfigError, DataError
 from saccade.metrics.metric_log import read_metric_rows
 from saccade.metrics.tables import Table

@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from itertools import count, zip_longest
 from typing import Literal
 
+from saccade.config.schema import MAX_EPISODES_IN_PROGRESS
 from saccade.errors import ConfigError
 
 Event = Callable[[], None]
 Bottleneck = Literal["trainer", "servers", "workers", "latency"]
-MAX_EPISODES_IN_PROGRESS = 512  # if nothing else limits them; see rollouts.collect and training.group_scheduler
 _LATENCY_IDLE_SHARE = 0.5  # if every resource is idle for longer than this, none of them is the bottleneck
 
 
@@ -438,8 +438,8 @@ class _Simulator:
         self._numbers, self._version, self._step, self._num_needed, self._num_over_provisioned = count(), 0, 0, 0, 0
         self._in_progress, self._waiting = dict[int, _Group](), list[_Group]()  # started and ended
         self._not_running = deque[_Group]()  # started, but beyond the limit of groups in progress
-        limit = workload.max_groups_in_progress if workload.max_staleness else 0
-        self._max_running = limit or max(MAX_EPISODES_IN_PROGRESS // workload.group_size, 1)
+        max_groups = max(MAX_EPISODES_IN_PROGRESS // workload.group_size, 1)
+        self._max_running = workload.max_groups_in_progress or max_groups
         self._num_running, self._groups_per_worker = 0, max(cluster.episodes_per_worker // workload.group_size, 1)
 
     def run(self, num_steps: int) -> SimulationResult:

@@ -26,6 +26,8 @@ from pydantic import (
 from saccade.errors import ConfigError
 from saccade.plugins import refuse_bool, suggest
 
+MAX_EPISODES_IN_PROGRESS = 512  # if nothing else limits them; sub-agents not counted
+
 
 def _check_range(bounds: tuple[int, int]) -> tuple[int, int]:
     if bounds[0] > bounds[1]:
@@ -718,7 +720,7 @@ class RlConfig(StageConfig):
     # this step waits for it; drop = it is cancelled after this step, and its prompt is drawn again; mask = it
     # continues, and a later step leaves its tokens that are staler than max_staleness out of the loss
     on_stale_group: Literal["wait", "drop", "mask"] = "wait"
-    # with max_staleness above 0: largest number of groups in progress; 0 = as many as have 512 episodes
+    # largest number of groups in progress; 0 = as many as have 512 episodes
     max_groups_in_progress: NonNegativeInt = 0
     # rollouts pause while the collected but untrained conversations have more tokens than this; 0 = no limit
     max_queued_tokens: NonNegativeInt = 0
@@ -728,7 +730,8 @@ class RlConfig(StageConfig):
     # for ablations: number of weight versions between sampling and training that a synchronous run simulates
     simulated_staleness: NonNegativeInt = 0
     advantage: AdvantageConfig = AdvantageConfig()  # advantages
-    # filters by name or file, each with its settings, added to the default ones; null turns a filter off
+    # filters by name or file, each with its settings, added to the default ones; null turns a filter off. The default
+    # ones drop failed and truncated episodes (statuses), and groups with equal rewards (reward_std)
     filters: dict[str, dict[str, Any] | None] = Field(default={"statuses": {}, "reward_std": {}})
     selection: SelectionConfig = SelectionConfig()  # how many groups are collected, and which are kept
     loss: LossConfig = LossConfig()  # policy loss
@@ -825,7 +828,7 @@ class ValidationConfig(Section):
     num_samples: SampleCount = 1  # episodes per task in the mode sampled
     # frame budgets, assigned to tasks in turn; empty = the environment's num_frames
     frame_budgets: tuple[PositiveInt, ...] = ()
-    max_concurrency: PositiveInt = 512  # maximum number of episodes in progress
+    max_concurrency: PositiveInt = MAX_EPISODES_IN_PROGRESS  # maximum number of episodes in progress
     # environment settings that replace those of RL, such as more turns; a named environment uses those that it has
     environment_settings: dict[str, Any] = Field(default_factory=dict)
 

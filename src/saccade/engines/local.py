@@ -18,7 +18,7 @@ floating-point rounding.
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -159,10 +159,9 @@ class Local:
             self._decoder.drop_weights()
 
     async def close(self) -> None:
-        """Abort all requests."""
-        for request in (*self._waiting, *self._rows.requests):
-            request.future.cancel()
-            self._has_cancelled = True
+        """Stop, and fail the pending requests."""
+        self._fail_requests(lambda: EngineError("the engine was closed during a request"))
+        self._has_cancelled = True
         if self._loop_task is not None:
             await self._loop_task
 
@@ -176,14 +175,18 @@ class Local:
                     self._step()
                 self._kv_cache.shrink(_MAX_IDLE_CACHE_BYTES)  # the trainer may need the memory now
         except SaccadeError as error:
-            for request in (*self._waiting, *self._rows.requests):
-                if not request.future.done():
-                    error_type = BrokenEngineError if isinstance(error, BrokenEngineError) else EngineError
-                    request.future.set_exception(error_type(str(error), key=error.key, value=error.value))
+            error_type = BrokenEngineError if isinstance(error, BrokenEngineError) else EngineError
+            message, key, value = str(error), error.key, error.value
+            self._fail_requests(lambda: error_type(message, key=key, value=value))
             self._waiting.clear()
             self._rows = Rows()
         finally:
             self._drop_weight_copies()  # the trainer may change the weights now
+
+    def _fail_requests(self, build_error: Callable[[], SaccadeError]) -> None:
+        for request in (*self._waiting, *self._rows.requests):
+            if not request.future.done():
+                request.future.set_exception(build_error())
 
     @torch.inference_mode()  # never around an await: other tasks may compute gradients
     def _step(self) -> None:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from saccade.config.schema import EvaluationConfig
+from saccade.config.schema import MAX_EPISODES_IN_PROGRESS, EvaluationConfig
 from saccade.data.option_shuffle import shuffle_options
 from saccade.errors import ConfigError, MediaError
 from saccade.evaluation.records import Record, SampleKey, format_fingerprint, read_records, void_changed_records
@@ -95,7 +95,7 @@ async def evaluate(
     benchmark: str = "",
     checkpoint: str | None = None,
     subset: Subset = FULL_SET,
-    max_concurrency: int = 512,
+    max_concurrency: int = MAX_EPISODES_IN_PROGRESS,
     on_progress: Callable[[EvaluationProgress], None] | None = None,
     executor: RolloutExecutor | None = None,
 ) -> list[ScoredEpisode]:

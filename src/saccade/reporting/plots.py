@@ -111,7 +111,7 @@ PANELS = (
     Panel(title="Importance weights", unit="trainer / engine", keys=("tis_weight_mean", "tis_weight_max")),
     Panel(title="Staleness", unit="versions", keys=("staleness_mean", "staleness_max")),
     Panel(title="KL", unit="nats per token", keys=("kl", "kl/*")),
-    Panel(title="Seconds per step", unit="s", keys=("seconds/*",)),
+    Panel(title="Seconds per step", unit="s", keys=("seconds/*", "rollout/reward_seconds")),
     Panel(title="Throughput", unit="tokens per second", keys=(
         "sampled_tokens_per_second", "packed_tokens_per_second", "packed_tokens_per_second/train")),
     Panel(title="Model FLOPs utilization", unit="fraction of the GPU's peak", keys=("mfu",), axis_max=1.0),

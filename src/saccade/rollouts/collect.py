@@ -22,6 +22,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+from saccade.config.schema import MAX_EPISODES_IN_PROGRESS
 from saccade.protocols import Context, EnvironmentFactory, ScoreFn, ScoreResult, SelectEnvironment
 from saccade.rewards.compose import build_group
 from saccade.rollouts.runner import RunEpisode, run_episode
@@ -74,7 +75,7 @@ async def collect(
     score_fn: ScoreFn,
     seed_salts: int | Sequence[int] = 0,
     frame_budgets: Sequence[int | None] | None = None,
-    max_concurrency: int = 512,
+    max_concurrency: int = MAX_EPISODES_IN_PROGRESS,
     num_required: int | None = None,
     with_greedy_baseline: bool = False,
     on_group_done: Callable[[int, Group], None] | None = None,

@@ -112,8 +112,9 @@ class Rollout:
 
     def observe(self, segment: Segment, observation: Observation) -> None:
         """Append an observation as a whole and the prefill, or end the episode if they leave no room for a reply."""
-        prefill = (self.ctx.renderer.render_prefill(observation.prefill),) if observation.prefill else ()
-        ledger = Ledger(segments=(*self.ledger.segments, segment, *prefill))
+        ledger = self.ledger.append(segment)
+        if observation.prefill:
+            ledger = ledger.append(self.ctx.renderer.render_prefill(observation.prefill))
         limit = self.environment.max_context_tokens
         if len(ledger) >= limit:
             # Whole segments are left out: no observation is ever truncated inside an image.

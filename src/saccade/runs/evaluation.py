@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.config.load import override_recipe, parse_yaml, resolve_model_path
-from saccade.config.schema import Recipe
+from saccade.config.schema import MAX_EPISODES_IN_PROGRESS, Recipe
 from saccade.data.dataset import load_recipe_data
 from saccade.engines.sampling_filters import NEUTRAL_VALUES
 from saccade.errors import ConfigError, DataError, RunError
@@ -66,7 +66,7 @@ def evaluate(
     named_score_fn: tuple[str, ScoreFn] | None = None,
     benchmark: str = "",
     subset: Subset = FULL_SET,
-    max_concurrency: int = 512,
+    max_concurrency: int = MAX_EPISODES_IN_PROGRESS,
     is_connected: bool = False,
     prepare: Callable[[], None] = lambda: None,
     on_progress: Callable[[evaluation_runner.EvaluationProgress], None],

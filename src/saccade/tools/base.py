@@ -189,7 +189,9 @@ class FunctionTool:
             output = await self._run(checked, ctx)
             result, child = output if isinstance(output, tuple) else (output, None)
             if isinstance(result, str):
-                result = ToolResult(text=result, was_executed=True)
+                result = ToolResult(text=result)
+            if result.error is None:  # a tool that returns an error decides whether it ran to its end
+                result = replace(result, was_executed=True)
             if unknown:  # the call is run without them, and the model reads that
                 result = replace(result, text=f"{self._describe_unknown(unknown)}\n{result.text}".rstrip("\n"))
         except (ToolError, MediaError, DataError, ModelError) as error:

@@ -47,7 +47,7 @@ async def crop_video(
     parts = interleave_cues(window.frames, window.cues)
     text = fill_prompt_template(prompt_template, (window.start, window.end), question.strip() or default_question)
     child = await ctx.ask((Message(role="user", parts=(*parts, text)),))
-    return ToolResult(text=child.turns[-1].reply.text.strip(), was_executed=True), child
+    return ToolResult(text=child.turns[-1].reply.text.strip()), child
 
 
 def fill_prompt_template(template: str, window: tuple[float, float], question: str) -> str:

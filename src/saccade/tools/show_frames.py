@@ -46,4 +46,4 @@ async def show_frames(
         max_subtitle_tokens=max_subtitle_tokens,
     )
     text = "".join(cue.line for cue in window.cues)
-    return ToolResult(text=text, images=tuple(window.frames), was_executed=True)
+    return ToolResult(text=text, images=tuple(window.frames))

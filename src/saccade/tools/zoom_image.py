@@ -60,7 +60,7 @@ async def zoom_image(
     )
     # The text identifies the crop among the results of several calls.
     note = "" if clipped == box else "Cut where the image ends: "
-    return ToolResult(text=f"{note}{_format_box(clipped)}", images=(crop,), was_executed=True)
+    return ToolResult(text=f"{note}{_format_box(clipped)}", images=(crop,))
 
 
 def _compute_image_extent(

@@ -43,12 +43,12 @@ class RolloutRecord:
     step: int  # the training step, from 1; of a validation the number of finished steps
     group: int  # index of its group among those started for the step
     index: int  # its index among the group's records
-    # kept = the trainer received it; dropped = a filter removed it; ungraded = it has no score; greedy_baseline = its
-    # reward is subtracted from the others'; discarded = it had ended when its group was cancelled
-    # (rl.selection.over_provision, rl.on_stale_group); cancelled = it had not ended then, so it has no turns;
-    # validation = an episode of a validation
+    # kept = it is in the rollout batch (filters that read advantages run later); dropped = a filter that runs before
+    # removed it, or its group was surplus; ungraded = it has no score; greedy_baseline = its reward is subtracted from
+    # the others'; discarded = it had ended when its group was cancelled (rl.selection.over_provision,
+    # rl.on_stale_group); cancelled = it had not ended then, so it has no turns; validation = an episode of a validation
     outcome: Outcome
-    reason: str = ""  # name of the filter that dropped it, or why it has no score
+    reason: str = ""  # filter that dropped it, `surplus` or `too_few_episodes`; or why it has no score
     mode: str = ""  # of a validation: greedy or sampled
     episode: Episode  # the rollout; of a failed one `status` and `error` give the reason
     score: Score | None = None  # None unless the rewards scored it

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from saccade.config.schema import RlConfig
+from saccade.config.schema import MAX_EPISODES_IN_PROGRESS, RlConfig
 from saccade.metrics.episode_metrics import count_tokens, has_usable_episode
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.types import Episode, Group
@@ -40,7 +40,6 @@ from saccade.types import Episode, Group
 RunGroup = Callable[[int, int, Callable[[Episode], None]], Coroutine[Any, Any, Group]]
 # Takes prompts: returns their indices, those of surplus videos, and the advanced sampler.
 TakePrompts = Callable[[PromptSampler, int], tuple[Sequence[int], Sequence[int], PromptSampler]]
-_MAX_EPISODES_IN_PROGRESS = 512  # if `rl.max_groups_in_progress` is 0; sub-agents not counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +85,7 @@ class GroupScheduler:
         self.num_surplus_videos = 0  # since the last batch
         self._num_needed = 0  # groups that this step waits for
         self._num_per_step, _ = settings.selection.compute_start_counts(settings.prompts_per_step)
-        max_groups = max(_MAX_EPISODES_IN_PROGRESS // settings.group_size, 1)
+        max_groups = max(MAX_EPISODES_IN_PROGRESS // settings.group_size, 1)
         self._max_in_progress = settings.max_groups_in_progress or max_groups
         self._semaphore = asyncio.Semaphore(self._max_in_progress)  # for groups that start together
         self._num_over_provisioned = 0  # groups of the newest round that are cancelled once its others have ended

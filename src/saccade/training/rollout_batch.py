@@ -38,7 +38,7 @@ from typing import Any
 from saccade.algorithms.frame_budget import draw_frame_budget
 from saccade.algorithms.group_advantages import needs_greedy_baseline
 from saccade.algorithms.group_filter import FilterReport, SelectionResult, select_groups
-from saccade.config.schema import Recipe, RlConfig
+from saccade.config.schema import MAX_EPISODES_IN_PROGRESS, Recipe, RlConfig
 from saccade.data.mixture import Mixture
 from saccade.errors import DataError, EngineError, RunError
 from saccade.ledger import Ledger
@@ -341,14 +341,15 @@ def _collect(
     seed_salts: Sequence[int],
     **options: Any,
 ) -> Coroutine[Any, Any, list[Group]]:
-    seed, budgets = components.recipe.seed, components.recipe.frame_budgets
+    seed, budgets, settings = components.recipe.seed, components.recipe.frame_budgets, components.recipe.rl
     drawn_tasks = [mixture.get_task(seed, prompt_index) for prompt_index in prompt_indices]
     return collect(
         [task for task, _ in drawn_tasks],
         components.environments,
         components.build_context(seed=seed),
-        group_size=components.recipe.rl.group_size,
-        with_greedy_baseline=needs_greedy_baseline(components.recipe.rl.advantage),
+        group_size=settings.group_size,
+        max_concurrency=settings.max_groups_in_progress * _count_episodes(settings) or MAX_EPISODES_IN_PROGRESS,
+        with_greedy_baseline=needs_greedy_baseline(settings.advantage),
         score_fn=components.score_fn,
         seed_salts=seed_salts,
         frame_budgets=[

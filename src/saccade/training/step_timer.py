@@ -15,11 +15,11 @@ from saccade.types import Episode
 
 
 class StepTimer:
-    """Measures the seconds per phase of a step; its `score_fn` wraps the given one to measure the reward's.
+    """Measures the seconds per phase of a step, which add up to it; its `score_fn` wraps the given one.
 
-    Rollouts and rewards run concurrently: time in which at least one episode waits for its score counts as reward, the
-    rest of the phase as rollout, so the phases add up to the step. If rollouts overlap training (`is_overlapped`), the
-    rollout phase is the time that the trainer waited for a batch, and the reward's time is not part of the sum.
+    Rollouts and rewards run concurrently: the time in which at least one episode waits for its score lies within the
+    rollout phase, or anywhere in the step if rollouts overlap training (`is_overlapped`). Then the rollout phase is the
+    time that the trainer waited for a batch.
     """
 
     def __init__(self, score_fn: ScoreFn, *, is_overlapped: bool = False) -> None:
@@ -35,10 +35,6 @@ class StepTimer:
         """End the current phase, under this name, and start the next one."""
         now = time.perf_counter()
         self._phase_seconds[f"seconds/{phase}"] = now - self._phase_start
-        if phase == "rollout":
-            self._phase_seconds["seconds/reward"] = self._reward_seconds
-            self._phase_seconds["seconds/rollout"] -= 0.0 if self._is_overlapped else self._reward_seconds
-            self._reward_seconds = 0.0
         self._phase_start = now
 
     @property
@@ -49,8 +45,7 @@ class StepTimer:
     @property
     def step_seconds(self) -> float:
         """Return the seconds of the step's phases so far."""
-        is_extra = self._is_overlapped  # the reward's time is then part of other phases
-        return sum(self._phase_seconds.values()) - is_extra * self._phase_seconds.get("seconds/reward", 0.0)
+        return sum(self._phase_seconds.values())
 
     async def score_fn(
         self, episodes: Sequence[Episode], *graded: Sequence[ScoreResult] | None
@@ -69,11 +64,14 @@ class StepTimer:
     def compute_metrics(self, device: torch.device, num_sampled_tokens: int) -> dict[str, float]:
         """Return the phases' seconds, sampled tokens per second (0 if none were sampled), and peak memory (GiB).
 
+        `rollout/reward_seconds` are those since the last call in which an episode waited for its score.
         Tokens per second are relative to the rollout phase, or to the whole step if rollouts overlap training.
         """
+        reward_seconds, self._reward_seconds = self._reward_seconds, 0.0
         rollout_seconds = self.step_seconds if self._is_overlapped else self._phase_seconds["seconds/rollout"]
         return {
             **self._phase_seconds,
+            "rollout/reward_seconds": reward_seconds,
             "sampled_tokens_per_second": num_sampled_tokens / rollout_seconds if num_sampled_tokens else 0.0,
             **measure_peak_memory(device),
         }

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from saccade.config.schema import Recipe
+from saccade.config.schema import MAX_EPISODES_IN_PROGRESS, Recipe
 from saccade.data.synthetic.dataset import SPLITS
 from saccade.errors import RunError, SaccadeError
 from saccade.evaluation.compare import classify_overview
@@ -178,7 +178,7 @@ def train_and_evaluate(ablation: Ablation, job: Job, folder: Path, progress: Job
                 configure_evaluation(recipe, mode, ablation.spec.batch1_tasks),
                 name=mode,
                 weights=weights,
-                max_concurrency=1 if mode == "batch_size_1" else 512,
+                max_concurrency=1 if mode == "batch_size_1" else MAX_EPISODES_IN_PROGRESS,
                 on_progress=report_evaluation_progress,
             )
         )
