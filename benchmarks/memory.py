@@ -26,9 +26,9 @@ from packing import group, loss, packed
 
 from saccade.checks.estimates import TrainingCost, estimate_memory
 from saccade.config.load import load_recipe
-from saccade.models.backbone import Backbone
 from saccade.models.config_sizes import read_sizes
 from saccade.models.tiny import make_tiny_model
+from saccade.models.trainable_model import TrainableModel
 from saccade.training.optimizer import Optimizer
 from saccade.training.train_step import train_step
 
@@ -62,14 +62,14 @@ def measure_case(name: str, options: argparse.Namespace) -> dict[str, float]:
         model = {"path": folder, "device": options.device, "num_threads": 1, **settings}
         values = {f"rl.{key}" if "." in key else f"model.{key}": value for key, value in model.items()}
         recipe = load_recipe("tiny/base").with_values(values)
-        backbone = Backbone(recipe.model)
+        trainable_model = TrainableModel(recipe.model)
     optim = recipe.rl.optim
-    optimizer = Optimizer(backbone.model, optim, num_steps=10**6, cpu_offload=recipe.model.cpu_offload)
-    [batch] = packed(group(backbone, frames, options.group, reply), backbone)
+    optimizer = Optimizer(trainable_model.model, optim, num_steps=10**6, cpu_offload=recipe.model.cpu_offload)
+    [batch] = packed(group(trainable_model, frames, options.group, reply), trainable_model)
     batches = [batch, batch]
 
     def step() -> None:
-        train_step(backbone, optimizer, batches, loss, load_all_pixels=NoiseMediaLoader().load_all_pixels)
+        train_step(trainable_model, optimizer, batches, loss, load_all_pixels=NoiseMediaLoader().load_all_pixels)
 
     step()
     measured = measure_peak(step, options.device)

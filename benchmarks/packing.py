@@ -23,8 +23,8 @@ from local_engine import NoiseMediaLoader, prompts
 from torch import Tensor
 
 from saccade.config.schema import ModelConfig, OptimizerConfig
-from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
+from saccade.models.trainable_model import TrainableModel
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import MicroBatch, PrefixTree, build_micro_batch, pack
 from saccade.training.train_step import train_step
@@ -32,11 +32,11 @@ from saccade.types import TrainingSample
 
 
 def group(
-    backbone: Backbone, frames: int, size: int, reply: int, *, frame_side: int = 1, in_pairs: bool = False
+    trainable_model: TrainableModel, frames: int, size: int, reply: int, *, frame_side: int = 1, in_pairs: bool = False
 ) -> list[TrainingSample]:
     """Attempts at one prompt, with replies of different lengths and advantages of both signs."""
     rng = np.random.default_rng(frames)
-    [prompt] = prompts(backbone, 1, frames, frame_side=frame_side, in_pairs=in_pairs)
+    [prompt] = prompts(trainable_model, 1, frames, frame_side=frame_side, in_pairs=in_pairs)
     samples = []
     for index in range(size):
         tokens = rng.integers(0, 250, reply + int(rng.integers(-8, 9))).tolist()
@@ -48,19 +48,19 @@ def group(
     return samples
 
 
-def padded(samples: Sequence[TrainingSample], backbone: Backbone) -> list[MicroBatch]:
+def padded(samples: Sequence[TrainingSample], trainable_model: TrainableModel) -> list[MicroBatch]:
     """One row per sample, all as long as the longest."""
     rows = [
         [PrefixTree(prefix_length=0, sample_indices=(i,), num_tokens=len(sample.ledger))]
         for i, sample in enumerate(samples)
     ]
-    return [build_micro_batch(samples, rows, backbone.renderer.compute_position_ids)]
+    return [build_micro_batch(samples, rows, trainable_model.renderer.compute_position_ids)]
 
 
-def packed(samples: Sequence[TrainingSample], backbone: Backbone) -> list[MicroBatch]:
+def packed(samples: Sequence[TrainingSample], trainable_model: TrainableModel) -> list[MicroBatch]:
     """The group as one tree."""
     return pack(
-        samples, compute_positions=backbone.renderer.compute_position_ids, pack_length=10**6, micro_batch_size=8
+        samples, compute_positions=trainable_model.renderer.compute_position_ids, pack_length=10**6, micro_batch_size=8
     )
 
 
@@ -70,15 +70,21 @@ def loss(batch: MicroBatch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor
     return -(advantage_N * logp_N).mean(), {"tokens": torch.tensor(float(len(logp_N)))}
 
 
-def compare_pairs(backbone: Backbone, optimizer: Optimizer, frames: int, chosen: Namespace) -> dict[str, Any]:
+def compare_pairs(
+    trainable_model: TrainableModel, optimizer: Optimizer, frames: int, chosen: Namespace
+) -> dict[str, Any]:
     """Measure the packed step of the same frames in pairs and alone."""
     media, sides, counts = NoiseMediaLoader(), {}, {}
     for name, in_pairs in (("pairs", True), ("single", False)):
-        samples = group(backbone, frames, chosen.group, chosen.reply, frame_side=chosen.frame_side, in_pairs=in_pairs)
-        [batch] = packed(samples, backbone)
-        counts[f"{name} visual tokens"] = sum(map(backbone.renderer.count_visual_tokens, batch.images))
+        samples = group(
+            trainable_model, frames, chosen.group, chosen.reply, frame_side=chosen.frame_side, in_pairs=in_pairs
+        )
+        [batch] = packed(samples, trainable_model)
+        counts[f"{name} visual tokens"] = sum(map(trainable_model.renderer.count_visual_tokens, batch.images))
         counts[f"{name} packed tokens"] = batch.ids_BT.size
-        sides[name] = partial(train_step, backbone, optimizer, [batch], loss, load_all_pixels=media.load_all_pixels)
+        sides[name] = partial(
+            train_step, trainable_model, optimizer, [batch], loss, load_all_pixels=media.load_all_pixels
+        )
     seconds = alternate(sides, chosen.rounds)
     return build_comparison_row(f"{frames} frames, {chosen.group} replies", seconds) | counts
 
@@ -95,19 +101,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(chosen.threads)
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_model(folder)
-        backbone = Backbone(ModelConfig(path=folder))
-    optimizer = Optimizer(backbone.model, OptimizerConfig(lr=1e-6), num_steps=10**6)
+        trainable_model = TrainableModel(ModelConfig(path=folder))
+    optimizer = Optimizer(trainable_model.model, OptimizerConfig(lr=1e-6), num_steps=10**6)
     rows = []
     if chosen.pairs:
-        rows = [compare_pairs(backbone, optimizer, frames, chosen) for frames in chosen.frames]
+        rows = [compare_pairs(trainable_model, optimizer, frames, chosen) for frames in chosen.frames]
         show("Training step with frames in pairs, tiny model", rows, describe_machine(), chosen.out)
         return
     for frames in chosen.frames:
-        samples = group(backbone, frames, chosen.group, chosen.reply, frame_side=chosen.frame_side)
+        samples = group(trainable_model, frames, chosen.group, chosen.reply, frame_side=chosen.frame_side)
 
         sides = {
             make.__name__: lambda make=make, samples=samples: train_step(
-                backbone, optimizer, make(samples, backbone), loss, load_all_pixels=NoiseMediaLoader().load_all_pixels
+                trainable_model,
+                optimizer,
+                make(samples, trainable_model),
+                loss,
+                load_all_pixels=NoiseMediaLoader().load_all_pixels,
             )
             for make in (packed, padded)
         }
@@ -115,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         assert abs(losses[0] - losses[1]) < 1e-2, losses
         peaks = {name: measure_peak(side, "cpu") for name, side in sides.items()}
         seconds = alternate(sides, chosen.rounds)
-        [tree], [whole] = packed(samples, backbone), padded(samples, backbone)
+        [tree], [whole] = packed(samples, trainable_model), padded(samples, trainable_model)
         prefix = int((tree.branch_BT == 0).sum())
         row = build_comparison_row(f"prefix {prefix}, {chosen.group} replies", seconds)
         row |= {"tokens packed": tree.ids_BT.size, "tokens padded": whole.ids_BT.size}

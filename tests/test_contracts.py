@@ -21,8 +21,8 @@ from saccade.environments.single_turn import SingleTurn
 from saccade.errors import EngineError
 from saccade.evaluation.benchmarks.base import Grade
 from saccade.ledger import Ledger
-from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
+from saccade.models.trainable_model import TrainableModel
 from saccade.protocols import Done
 from saccade.rewards.compose import resolve_reward
 from saccade.testing import (
@@ -104,7 +104,7 @@ def test_engine(name, renderer, tiny_folder):
     settings_by_engine = {
         "scripted": lambda: {"renderer": renderer, "replies": lambda ledger: f"it is {len(ledger)}"},
         "local": lambda: {
-            "backbone": Backbone(ModelConfig(path=tiny_folder, num_threads=1)),
+            "trainable_model": TrainableModel(ModelConfig(path=tiny_folder, num_threads=1)),
             "media": FakeMediaLoader(),
         },
     }
@@ -115,7 +115,7 @@ def test_engine(name, renderer, tiny_folder):
 
     async def body():
         settings = settings_by_engine[name]()
-        await check_engine(plugins.load("engines", name)(**settings), renderer, settings.get("backbone"))
+        await check_engine(plugins.load("engines", name)(**settings), renderer, settings.get("trainable_model"))
 
     asyncio.run(body())
 

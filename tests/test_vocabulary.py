@@ -213,7 +213,7 @@ OLD_NAMES = {
     "sglang_dialect": "sglang_api",
     "Conductor": "Controller",
     "Waves": "MicroSteps",
-    "DividedBackbone": "ShardedBackbone",
+    "DividedBackbone": "ShardedTrainableModel",
     "DividedOptimizer": "ShardedOptimizer",
     "num_rehearsed": "num_checked",
     "saccade.Batch": "saccade.MicroBatch",
@@ -285,6 +285,9 @@ OLD_NAMES = {
     "stages.train": "stages.run_stages",
     "pipeline.sft": "pipeline.run_sft",
     "pipeline.rl": "pipeline.run_rl",
+    "Backbone": "TrainableModel",
+    "backbone": "trainable_model",
+    "ShardedBackbone": "ShardedTrainableModel",
     "MaterializeReport": "RewriteReport",
 }
 OLD_NAME = re.compile(

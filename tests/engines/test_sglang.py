@@ -20,7 +20,7 @@ from saccade.engines.remote.server import ServerRequest
 from saccade.engines.sglang import Sglang
 from saccade.errors import BrokenEngineError, EngineError
 from saccade.ledger import ImageRef, Ledger
-from saccade.models.backbone import Backbone
+from saccade.models.trainable_model import TrainableModel
 from saccade.runs import pipeline
 from saccade.testing import FakeMediaLoader, check_engine
 from saccade.types import FinishReason, GenerationRequest, Message, SamplingParams
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.slow  # a model samples, token by token
 
 
 @pytest.fixture
-def backbone(tiny_folder):
-    return Backbone(ModelConfig(path=tiny_folder, num_threads=1))
+def trainable_model(tiny_folder):
+    return TrainableModel(ModelConfig(path=tiny_folder, num_threads=1))
 
 
 def prompt(renderer, *parts):
@@ -48,12 +48,12 @@ def frame(renderer, time, wide=1):
 
 
 @contextlib.asynccontextmanager
-async def engine_of(backbone, *served, **settings):
+async def engine_of(trainable_model, *served, **settings):
     given = {"retry_backoff": 0.01, "down_timeout": 300.0, "request_timeout": 300.0, **settings}
     engine = Sglang(
-        backbone.renderer,
+        trainable_model.renderer,
         FakeMediaLoader(),
-        load_weights=lambda: backbone,
+        load_weights=lambda: trainable_model,
         servers=tuple(fake.url for fake in served),
         **given,
     )
@@ -63,13 +63,13 @@ async def engine_of(backbone, *served, **settings):
         await engine.close()
 
 
-def generate_all(backbone, served, *ledgers, sampling=None, **settings):
+def generate_all(trainable_model, served, *ledgers, sampling=None, **settings):
     """Send one request per ledger concurrently; return completions or exceptions."""
-    params = sampling or make_sampling(backbone.renderer)
-    prompts = ledgers or (prompt(backbone.renderer, "What?"),)
+    params = sampling or make_sampling(trainable_model.renderer)
+    prompts = ledgers or (prompt(trainable_model.renderer, "What?"),)
 
     async def body():
-        async with engine_of(backbone, served, **settings) as engine:
+        async with engine_of(trainable_model, served, **settings) as engine:
             requests = [engine.generate(GenerationRequest(ledger, params)) for ledger in prompts]
             return await asyncio.gather(*requests, return_exceptions=True)
 
@@ -77,34 +77,36 @@ def generate_all(backbone, served, *ledgers, sampling=None, **settings):
 
 
 @torch.inference_mode()
-def max_logprob_diff(backbone, ledger, reply):
+def max_logprob_diff(trainable_model, ledger, reply):
     """Return the largest |server - trainer| difference of a reply's logprobs."""
     whole = ledger.append_completion(reply.tokens, logprobs=reply.logprobs, version=0)
-    features = backbone.encode_images(whole.images(), FakeMediaLoader().load_pixels)
-    hidden = backbone.policy.compute_hidden_states(
+    features = trainable_model.encode_images(whole.images(), FakeMediaLoader().load_pixels)
+    hidden = trainable_model.policy.compute_hidden_states(
         torch.tensor([whole.input_ids()]),
-        torch.from_numpy(backbone.renderer.compute_position_ids(whole))[:, None],
+        torch.from_numpy(trainable_model.renderer.compute_position_ids(whole))[:, None],
         torch.ones(len(whole), len(whole), dtype=torch.bool).tril()[None],
         features=type(features[0]).cat(features) if features else None,
     )
-    logits = backbone.policy.compute_logits(hidden[0, len(ledger) - 1 : -1])
-    logits[:, list(backbone.renderer.forbidden_ids)] = -torch.inf
+    logits = trainable_model.policy.compute_logits(hidden[0, len(ledger) - 1 : -1])
+    logits[:, list(trainable_model.renderer.forbidden_ids)] = -torch.inf
     theirs = torch.tensor(reply.logprobs)
     return float((logits.log_softmax(-1)[range(len(reply.tokens)), list(reply.tokens)] - theirs).abs().max())
 
 
-def test_contract(tiny_folder, backbone):
+def test_contract(tiny_folder, trainable_model):
     with server(tiny_folder) as served:
-        engine = Sglang(backbone.renderer, FakeMediaLoader(), load_weights=lambda: backbone, servers=(served.url,))
-        asyncio.run(check_engine(engine, backbone.renderer, backbone))
+        engine = Sglang(
+            trainable_model.renderer, FakeMediaLoader(), load_weights=lambda: trainable_model, servers=(served.url,)
+        )
+        asyncio.run(check_engine(engine, trainable_model.renderer, trainable_model))
     assert not served.refused
 
 
 # ---- requests and responses -----------------------------------------------------------------------------------------
 
 
-def test_build_request(backbone):
-    renderer = backbone.renderer
+def test_build_request(trainable_model):
+    renderer = trainable_model.renderer
     ledger = prompt(renderer, frame(renderer, 1.0), "and", frame(renderer, 2.0, wide=3), "?")
     sampling = SamplingParams(temperature=0.5, max_tokens=7, seed=3, stop_ids=(5, 6), forbidden_ids=(8, 9))
     filters = {"top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
@@ -163,9 +165,9 @@ def test_parse_reply():
     assert (reply.version_spans, reply.finish_reason) == ((("a", 0, 2), ("b", 2, 3)), "stop")
 
 
-def test_conversations_with_many_turns_and_images_match_the_server(tiny_folder, backbone):
+def test_conversations_with_many_turns_and_images_match_the_server(tiny_folder, trainable_model):
     """The engine compares every reply with the ledger; its logprobs equal the trainer's."""
-    renderer, turns = backbone.renderer, []
+    renderer, turns = trainable_model.renderer, []
 
     async def converse(engine, seed):
         rng = random.Random(seed)
@@ -179,29 +181,29 @@ def test_conversations_with_many_turns_and_images_match_the_server(tiny_folder, 
             ledger = Ledger(segments=(*ledger.segments, renderer.render(ledger, (result,))))
 
     async def body(served):
-        async with engine_of(backbone, served) as engine:
+        async with engine_of(trainable_model, served) as engine:
             await asyncio.gather(*(converse(engine, seed) for seed in range(6)))
 
     with server(tiny_folder) as served:
         asyncio.run(body(served))
     assert len(turns) == 18
     assert max(len(ledger.images()) for ledger, _ in turns) == 4
-    assert max(max_logprob_diff(backbone, ledger, reply) for ledger, reply in turns) <= 1e-4
+    assert max(max_logprob_diff(trainable_model, ledger, reply) for ledger, reply in turns) <= 1e-4
 
 
-def test_a_reply_ends_only_at_a_stop_id(tiny_folder, backbone):
-    renderer = backbone.renderer
+def test_a_reply_ends_only_at_a_stop_id(tiny_folder, trainable_model):
+    renderer = trainable_model.renderer
     with server(tiny_folder) as served:
-        (free,) = generate_all(backbone, served, sampling=make_sampling(renderer, max_tokens=8, stop_ids=()))
+        (free,) = generate_all(trainable_model, served, sampling=make_sampling(renderer, max_tokens=8, stop_ids=()))
         (ended,) = generate_all(
-            backbone, served, sampling=make_sampling(renderer, max_tokens=8, stop_ids=(free.tokens[3],))
+            trainable_model, served, sampling=make_sampling(renderer, max_tokens=8, stop_ids=(free.tokens[3],))
         )
         served.ends = {free.tokens[2]}  # the checkpoint's own eos id, unknown to this run
         (open_,) = generate_all(
-            backbone, served, sampling=make_sampling(renderer, max_tokens=8, stop_ids=()), verify_weights=False
+            trainable_model, served, sampling=make_sampling(renderer, max_tokens=8, stop_ids=()), verify_weights=False
         )
         (cut,) = generate_all(
-            backbone, served, sampling=make_sampling(renderer, max_tokens=8), verify_weights=False, max_retries=0
+            trainable_model, served, sampling=make_sampling(renderer, max_tokens=8), verify_weights=False, max_retries=0
         )
     assert ended.tokens == free.tokens[: free.tokens.index(free.tokens[3]) + 1]
     assert (ended.finish_reason, free.finish_reason, open_.tokens) == (
@@ -251,22 +253,22 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_malformed_reply_is_refused(tiny_folder, backbone, name):
+def test_a_malformed_reply_is_refused(tiny_folder, trainable_model, name):
     def behave(number, reply):
         if number >= 0:
             WRONG[name](reply)
 
     with server(tiny_folder, behave=behave) as served:
-        (error,) = generate_all(backbone, served, verify_weights=False, max_retries=1)
+        (error,) = generate_all(trainable_model, served, verify_weights=False, max_retries=1)
     assert type(error) is EngineError, error
     assert (error.key, error.value) == ("engine.settings.servers", served.url)
     assert served.num_generated == 2
 
 
 @pytest.mark.parametrize("behavior", [500, 503, b"<html>", "hang up"])
-def test_a_failed_request_is_retried(tiny_folder, backbone, behavior):
+def test_a_failed_request_is_retried(tiny_folder, trainable_model, behavior):
     with server(tiny_folder, behave=lambda number, _: behavior if number == 0 else None) as served:
-        (reply,) = generate_all(backbone, served, verify_weights=False)
+        (reply,) = generate_all(trainable_model, served, verify_weights=False)
     assert reply.tokens, reply
     assert served.num_generated == 2
 
@@ -274,11 +276,11 @@ def test_a_failed_request_is_retried(tiny_folder, backbone, behavior):
 # ---- refusals ------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_drops_images_stops_the_run_with_both_prompts(tiny_folder, backbone):
-    renderer = backbone.renderer
+def test_a_server_that_drops_images_stops_the_run_with_both_prompts(tiny_folder, trainable_model):
+    renderer = trainable_model.renderer
     with server(tiny_folder, ignores_images=True) as served:
         (error,) = generate_all(
-            backbone, served, prompt(renderer, frame(renderer, 1.0, wide=3), "?"), verify_weights=False
+            trainable_model, served, prompt(renderer, frame(renderer, 1.0, wide=3), "?"), verify_weights=False
         )
     assert type(error) is BrokenEngineError
     pad = renderer.forbidden_ids[0]
@@ -305,48 +307,52 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "key", "hint"), REFUSED)
-def test_an_unusable_server_stops_the_run_with_a_hint(tiny_folder, backbone, options, key, hint):
+def test_an_unusable_server_stops_the_run_with_a_hint(tiny_folder, trainable_model, options, key, hint):
     with server(tiny_folder, **options) as served:
-        (error,) = generate_all(backbone, served, context_length=1024)
+        (error,) = generate_all(trainable_model, served, context_length=1024)
     assert type(error) is BrokenEngineError
     assert error.key == key
     assert hint in str(error)
     assert not served.bodies
 
 
-def test_the_whole_context_is_usable(tiny_folder, backbone):
+def test_the_whole_context_is_usable(tiny_folder, trainable_model):
     """Up to the last token; with one more, SGLang would truncate the reply."""
-    ledger = prompt(backbone.renderer, "What?")
+    ledger = prompt(trainable_model.renderer, "What?")
     with server(tiny_folder, context=64) as served:
         limit = 64 - 7 - len(ledger)
-        (reply,) = generate_all(backbone, served, sampling=SamplingParams(max_tokens=limit), verify_weights=False)
-        (error,) = generate_all(backbone, served, sampling=SamplingParams(max_tokens=limit + 1), verify_weights=False)
+        (reply,) = generate_all(
+            trainable_model, served, sampling=SamplingParams(max_tokens=limit), verify_weights=False
+        )
+        (error,) = generate_all(
+            trainable_model, served, sampling=SamplingParams(max_tokens=limit + 1), verify_weights=False
+        )
     assert len(reply.tokens) == limit
     assert (error.key, error.value) == ("environment.settings.max_context_tokens", 58)
 
 
-def test_a_server_of_other_weights_or_another_vocabulary_is_refused(tiny_folder, backbone, tmp_path):
+def test_a_server_of_other_weights_or_another_vocabulary_is_refused(tiny_folder, trainable_model, tmp_path):
     from saccade.models.tiny import make_tiny_model
 
     make_tiny_model(tmp_path / "other", vocabulary_text=("quite other words make another vocabulary",))
     with server(tmp_path / "other") as served:
-        (error,) = generate_all(backbone, served)
+        (error,) = generate_all(trainable_model, served)
     assert (type(error), error.key, error.value) == (BrokenEngineError, "engine.settings.servers", served.url)
     with torch.no_grad():
-        backbone.model.lm_head.weight.mul_(1.5)
+        trainable_model.model.lm_head.weight.mul_(1.5)
     with server(tiny_folder) as served:
-        (error,) = generate_all(backbone, served)
+        (error,) = generate_all(trainable_model, served)
     assert (type(error), error.key, error.value) == (BrokenEngineError, "engine.settings.servers", served.url)
 
 
-def test_servers_that_ignore_seeds_work_with_a_warning(tiny_folder, backbone, caplog):
+def test_servers_that_ignore_seeds_work_with_a_warning(tiny_folder, trainable_model, caplog):
     """The servers sample different tokens; the weight comparison is greedy."""
 
     async def body(*served):
-        async with engine_of(backbone, *served) as engine:
-            await engine.sync_weights(backbone, 1)
+        async with engine_of(trainable_model, *served) as engine:
+            await engine.sync_weights(trainable_model, 1)
             await wait_until(lambda: all(connected.is_up for connected in engine._pool.servers))
-            await engine.sync_weights(backbone, 2)
+            await engine.sync_weights(trainable_model, 2)
             assert all(server.is_up for server in engine._pool.servers)
 
     with server(tiny_folder, seeded=False) as one, server(tiny_folder, seeded=False) as other:
@@ -357,9 +363,9 @@ def test_servers_that_ignore_seeds_work_with_a_warning(tiny_folder, backbone, ca
 # ---- new weights ---------------------------------------------------------------------------------------------------
 
 
-def change_weights(backbone):
+def change_weights(trainable_model):
     with torch.no_grad():
-        for parameter in backbone.trainable_parameters:
+        for parameter in trainable_model.trainable_parameters:
             parameter.mul_(1.1)
 
 
@@ -370,15 +376,15 @@ def change_weights(backbone):
         ("continue", [(ORDERS[0], "retract"), (ORDERS[1], ""), (ORDERS[2], "")]),
     ],
 )
-def test_new_weights_are_loaded_while_it_runs(tiny_folder, backbone, replies_on_sync, orders):
-    renderer, logprobs = backbone.renderer, []
+def test_new_weights_are_loaded_while_it_runs(tiny_folder, trainable_model, replies_on_sync, orders):
+    renderer, logprobs = trainable_model.renderer, []
     ledger = prompt(renderer, frame(renderer, 3.0), "What?")
 
     async def body(served):
-        async with engine_of(backbone, served, replies_on_sync=replies_on_sync) as engine:
+        async with engine_of(trainable_model, served, replies_on_sync=replies_on_sync) as engine:
             for version in (1, 2, 3):
-                change_weights(backbone)
-                await engine.sync_weights(backbone, version)
+                change_weights(trainable_model)
+                await engine.sync_weights(trainable_model, version)
                 reply = await engine.generate(GenerationRequest(ledger, make_sampling(renderer, temperature=0.0)))
                 assert reply.version == version == engine.version
                 logprobs.append(reply.logprobs)
@@ -390,16 +396,16 @@ def test_new_weights_are_loaded_while_it_runs(tiny_folder, backbone, replies_on_
 
 
 @pytest.mark.parametrize("replies_on_sync", ["drain", "continue"])
-def test_an_unfinished_reply_during_a_weight_sync(tiny_folder, backbone, replies_on_sync):
+def test_an_unfinished_reply_during_a_weight_sync(tiny_folder, trainable_model, replies_on_sync):
     """It finishes first, or continues; each logprob is that of the token's own version."""
-    renderer, states = backbone.renderer, {}
+    renderer, states = trainable_model.renderer, {}
     ledger = prompt(renderer, frame(renderer, 3.0), "What?")
 
     async def body(served):
-        async with engine_of(backbone, served, replies_on_sync=replies_on_sync, drain_timeout=300.0) as engine:
+        async with engine_of(trainable_model, served, replies_on_sync=replies_on_sync, drain_timeout=300.0) as engine:
             for version in (1, 2):
-                change_weights(backbone)
-                states[version] = {name: value.clone() for name, value in backbone.model.state_dict().items()}
+                change_weights(trainable_model)
+                states[version] = {name: value.clone() for name, value in trainable_model.model.state_dict().items()}
                 if version == 2:
                     gate = served.hold_replies(10)
                     task = asyncio.create_task(
@@ -407,7 +413,7 @@ def test_an_unfinished_reply_during_a_weight_sync(tiny_folder, backbone, replies
                     )
                     await wait_until(lambda gate=gate: gate.sampled == [10])
                     served.gate = None  # the weight check samples, too
-                update = asyncio.create_task(engine.sync_weights(backbone, version))
+                update = asyncio.create_task(engine.sync_weights(trainable_model, version))
                 if version == 2 and replies_on_sync == "drain":
                     await asyncio.sleep(0)  # the update begins: it waits for the reply
                     gate.open()
@@ -419,31 +425,31 @@ def test_an_unfinished_reply_during_a_weight_sync(tiny_folder, backbone, replies
         reply = asyncio.run(body(served))
     if replies_on_sync == "drain":
         assert (reply.version, reply.token_versions) == (1, ())
-        backbone.model.load_state_dict(states[1])
-        assert max_logprob_diff(backbone, ledger, reply) <= 1e-4
+        trainable_model.model.load_state_dict(states[1])
+        assert max_logprob_diff(trainable_model, ledger, reply) <= 1e-4
         return
     first = 10
     assert reply.token_versions == (1,) * first + (2,) * 20
     for version, part in ((1, slice(0, first)), (2, slice(first, None))):
-        backbone.model.load_state_dict(states[version])
+        trainable_model.model.load_state_dict(states[version])
         before = ledger.prefill(reply.tokens[:first]) if version == 2 else ledger
         part_reply = type(reply)(
             tokens=reply.tokens[part], logprobs=reply.logprobs[part], version=version, finish_reason=reply.finish_reason
         )
-        assert max_logprob_diff(backbone, before, part_reply) <= 1e-4
+        assert max_logprob_diff(trainable_model, before, part_reply) <= 1e-4
 
 
-def test_a_reconnecting_server_loads_the_current_weights_first(tiny_folder, backbone):
-    renderer = backbone.renderer
+def test_a_reconnecting_server_loads_the_current_weights_first(tiny_folder, trainable_model):
+    renderer = trainable_model.renderer
     ledger, greedy = prompt(renderer, "What?"), make_sampling(renderer, temperature=0.0)
 
     async def body():
         with server(tiny_folder) as first:
-            async with engine_of(backbone, first, max_retries=40) as engine:
-                change_weights(backbone)
-                await engine.sync_weights(backbone, 3)
+            async with engine_of(trainable_model, first, max_retries=40) as engine:
+                change_weights(trainable_model)
+                await engine.sync_weights(trainable_model, 3)
                 before = await engine.generate(GenerationRequest(ledger, greedy))
-                initial_weights = Backbone(ModelConfig(path=tiny_folder)).model.state_dict()
+                initial_weights = TrainableModel(ModelConfig(path=tiny_folder)).model.state_dict()
 
                 def restart(number, reply):
                     # In the request's handler, so that no other request is served meanwhile.
@@ -459,15 +465,19 @@ def test_a_reconnecting_server_loads_the_current_weights_first(tiny_folder, back
 
 
 @pytest.mark.parametrize("replies_on_sync", ["drain", "continue"])
-def test_weights_that_the_server_can_not_read_are_rolled_back(tiny_folder, backbone, tmp_path, replies_on_sync):
+def test_weights_that_the_server_can_not_read_are_rolled_back(tiny_folder, trainable_model, tmp_path, replies_on_sync):
     """The error contains the server's message; no files are left, and the server is not paused."""
 
     async def body(served):
-        async with engine_of(backbone, served, weight_dir=str(tmp_path), replies_on_sync=replies_on_sync) as engine:
-            await engine.generate(GenerationRequest(prompt(backbone.renderer, "?"), make_sampling(backbone.renderer)))
+        async with engine_of(
+            trainable_model, served, weight_dir=str(tmp_path), replies_on_sync=replies_on_sync
+        ) as engine:
+            await engine.generate(
+                GenerationRequest(prompt(trainable_model.renderer, "?"), make_sampling(trainable_model.renderer))
+            )
             served.sees, engine._pool._down_timeout = False, 0.5
             with raises(BrokenEngineError, key="engine.settings.servers", value=[served.url]):
-                await engine.sync_weights(backbone, 1)
+                await engine.sync_weights(trainable_model, 1)
 
     with server(tiny_folder) as served:
         asyncio.run(body(served))

@@ -17,8 +17,8 @@ from saccade.engines.sglang import Sglang
 from saccade.engines.vllm import Vllm
 from saccade.errors import BrokenEngineError, ConfigError, EngineError
 from saccade.ledger import Ledger
-from saccade.models.backbone import Backbone
 from saccade.models.lora import get_adapter_weights
+from saccade.models.trainable_model import TrainableModel
 from saccade.rollouts.runner import append_completion
 from saccade.testing import FakeMediaLoader
 from saccade.types import GenerationRequest, Message, SamplingParams
@@ -27,12 +27,12 @@ pytestmark = pytest.mark.slow  # some servers are down for a while
 
 
 @pytest.fixture(scope="module")
-def backbone(tiny_folder):
-    return Backbone(ModelConfig(path=tiny_folder, num_threads=1))
+def trainable_model(tiny_folder):
+    return TrainableModel(ModelConfig(path=tiny_folder, num_threads=1))
 
 
 @pytest.fixture
-def engine_at(backbone):
+def engine_at(trainable_model):
     """A factory of engines; the servers' logprobs are made up, so the weight comparison is replaced."""
 
     def make(*served, **settings):
@@ -44,7 +44,7 @@ def engine_at(backbone):
             **settings,
         }
         given = {"replies_on_sync": "continue", **given}
-        engine = Vllm(backbone.renderer, FakeMediaLoader(), servers=tuple(fake.url for fake in served), **given)
+        engine = Vllm(trainable_model.renderer, FakeMediaLoader(), servers=tuple(fake.url for fake in served), **given)
 
         async def check(server, source, weight_label=""):
             return 0.0
@@ -64,20 +64,20 @@ def start_replies(engine, renderer, sampling, texts=("What?",)):
     return [asyncio.create_task(engine.generate(GenerationRequest(prompt(renderer, text), sampling))) for text in texts]
 
 
-async def update_during_replies(engine, backbone, served, *, tokens, at, texts=("What?",), is_draining=False):
+async def update_during_replies(engine, trainable_model, served, *, tokens, at, texts=("What?",), is_draining=False):
     """Return replies, during which weights are updated when each has the numbers of tokens `at`, and a later reply.
 
     The replies are held during an update, or, if it `is_draining`, only until it has begun.
     """
-    renderer = backbone.renderer
+    renderer = trainable_model.renderer
     sampling = SamplingParams(max_tokens=tokens, forbidden_ids=renderer.forbidden_ids)
-    await engine.sync_weights(backbone, 1)
+    await engine.sync_weights(trainable_model, 1)
     gate = served.hold_replies(at[0])
     tasks = start_replies(engine, renderer, sampling, texts)
     for version, num_tokens in enumerate(at, 2):
         gate.open(num_tokens)
         await wait_until(lambda: gate.sampled == [num_tokens] * len(texts))  # noqa: B023 (awaited in the loop)
-        update = asyncio.create_task(engine.sync_weights(backbone, version))
+        update = asyncio.create_task(engine.sync_weights(trainable_model, version))
         if is_draining:
             await asyncio.sleep(0)  # the update begins: it waits for the replies
             gate.open()
@@ -89,12 +89,12 @@ async def update_during_replies(engine, backbone, served, *, tokens, at, texts=(
     return replies
 
 
-def test_a_reply_continues_over_updates_with_a_version_per_token(backbone, engine_at):
-    renderer = backbone.renderer
+def test_a_reply_continues_over_updates_with_a_version_per_token(trainable_model, engine_at):
+    renderer = trainable_model.renderer
     with server(renderer) as served:
         engine = engine_at(served)
         *reply, later_completion = asyncio.run(
-            update_during_replies(engine, backbone, served, tokens=30, at=(8, 15), texts=("one", "two", "three"))
+            update_during_replies(engine, trainable_model, served, tokens=30, at=(8, 15), texts=("one", "two", "three"))
         )
     for completion in reply:
         versions = completion.token_versions
@@ -109,19 +109,19 @@ def test_a_reply_continues_over_updates_with_a_version_per_token(backbone, engin
     assert len(served.bodies) == 4, "a reply was restarted"
 
 
-def test_an_aborted_reply_continues_after_each_update_from_its_tokens(backbone, engine_at):
+def test_an_aborted_reply_continues_after_each_update_from_its_tokens(trainable_model, engine_at):
     """Each part is a request of its own, whose prompt ends with the tokens of the parts before."""
-    renderer = backbone.renderer
+    renderer = trainable_model.renderer
     sampling = SamplingParams(max_tokens=30, forbidden_ids=renderer.forbidden_ids)
 
     async def body(served):
         engine = engine_at(served, replies_on_sync="abort")
-        await engine.sync_weights(backbone, 1)
+        await engine.sync_weights(trainable_model, 1)
         gate = served.hold_replies(8)
         tasks = start_replies(engine, renderer, sampling, ("one", "two"))
         for version in (2, 3):
             await wait_until(lambda: gate.sampled == [8, 8] * (version - 1))  # noqa: B023 (awaited in the loop)
-            await engine.sync_weights(backbone, version)
+            await engine.sync_weights(trainable_model, version)
         gate.open()
         completions = await asyncio.gather(*tasks)
         assert engine._pool.servers[0].incarnation == 1, "the server was down"
@@ -145,16 +145,16 @@ def test_an_aborted_reply_continues_after_each_update_from_its_tokens(backbone, 
         assert len({values["seed"] for values in params}) == 3
 
 
-def test_a_reply_that_is_aborted_before_its_first_token_is_sampled_with_the_new_weights(backbone, engine_at):
-    renderer = backbone.renderer
+def test_a_reply_that_is_aborted_before_its_first_token_is_sampled_with_the_new_weights(trainable_model, engine_at):
+    renderer = trainable_model.renderer
 
     async def body(served):
         engine = engine_at(served, replies_on_sync="abort", max_retries=0)
-        await engine.sync_weights(backbone, 1)
+        await engine.sync_weights(trainable_model, 1)
         gate = served.hold_replies(0)
         (task,) = start_replies(engine, renderer, SamplingParams(max_tokens=5, seed=9))
         await wait_until(lambda: gate.sampled == [0])
-        await engine.sync_weights(backbone, 2)
+        await engine.sync_weights(trainable_model, 2)
         gate.open()
         completion = await task
         await engine.close()
@@ -166,9 +166,9 @@ def test_a_reply_that_is_aborted_before_its_first_token_is_sampled_with_the_new_
     assert [body["sampling_params"]["seed"] for body in served.bodies] == [9, 9]
 
 
-def test_a_reply_that_no_update_has_aborted_is_sampled_again(backbone, engine_at):
+def test_a_reply_that_no_update_has_aborted_is_sampled_again(trainable_model, engine_at):
     """A server that shuts down aborts its requests, too; what it returned of them is discarded."""
-    renderer = backbone.renderer
+    renderer = trainable_model.renderer
 
     def abort_first(number, body):
         return reply_to(body, renderer, finish_reason="abort", token_ids=[5, 6]) if not number else None
@@ -186,17 +186,19 @@ def test_a_reply_that_no_update_has_aborted_is_sampled_again(backbone, engine_at
     assert [body["sampling_params"]["max_tokens"] for body in served.bodies] == [5, 5]
 
 
-def test_sglang_refuses_to_abort_replies(backbone):
+def test_sglang_refuses_to_abort_replies(trainable_model):
     with raises(ConfigError, key="engine.settings.replies_on_sync", value="abort"):
-        Sglang(backbone.renderer, FakeMediaLoader(), servers=("http://127.0.0.1:1",), replies_on_sync="abort")
+        Sglang(trainable_model.renderer, FakeMediaLoader(), servers=("http://127.0.0.1:1",), replies_on_sync="abort")
 
 
-def test_drain_gives_replies_of_one_version(backbone, engine_at):
-    renderer = backbone.renderer
+def test_drain_gives_replies_of_one_version(trainable_model, engine_at):
+    renderer = trainable_model.renderer
     with server(renderer) as served:
         engine = engine_at(served, replies_on_sync="drain", drain_timeout=300.0)
         one, two, later_completion = asyncio.run(
-            update_during_replies(engine, backbone, served, tokens=10, at=(5,), texts=("one", "two"), is_draining=True)
+            update_during_replies(
+                engine, trainable_model, served, tokens=10, at=(5,), texts=("one", "two"), is_draining=True
+            )
         )
     assert [(completion.version, completion.token_versions) for completion in (one, two, later_completion)] == [
         (1, ()),
@@ -209,18 +211,18 @@ def test_drain_gives_replies_of_one_version(backbone, engine_at):
     ("replies_on_sync", "mode", "query"),
     [("continue", "keep", "reset_running_requests=true"), ("drain", "wait", ""), ("abort", "abort", "")],
 )
-def test_the_order_of_weight_update_requests(backbone, engine_at, replies_on_sync, mode, query):
-    with server(backbone.renderer) as served:
+def test_the_order_of_weight_update_requests(trainable_model, engine_at, replies_on_sync, mode, query):
+    with server(trainable_model.renderer) as served:
         engine = engine_at(served, replies_on_sync=replies_on_sync)
-        asyncio.run(update_during_replies(engine, backbone, served, tokens=1, at=(0,), texts=()))
+        asyncio.run(update_during_replies(engine, trainable_model, served, tokens=1, at=(0,), texts=()))
     prefix, *others = RESETS
     once = [("/pause", f"mode={mode}"), ("/collective_rpc", ""), ("/update_weight_version", ""), (prefix, query)]
     assert served.orders == [*once, *((path, "") for path in others), ("/resume", "")] * 2
 
 
-def test_a_reply_with_tokens_of_rolled_back_weights_is_discarded(backbone, engine_at):
+def test_a_reply_with_tokens_of_rolled_back_weights_is_discarded(trainable_model, engine_at):
     """The comparison fails after the server resumed: what it sampled meanwhile must not be used."""
-    renderer = backbone.renderer
+    renderer = trainable_model.renderer
 
     async def body(served):
         engine, failing = engine_at(served, max_retries=0), asyncio.Event()
@@ -233,13 +235,13 @@ def test_a_reply_with_tokens_of_rolled_back_weights_is_discarded(backbone, engin
 
         engine._logprob_check.check = check
         sampling = SamplingParams(max_tokens=30, forbidden_ids=renderer.forbidden_ids)
-        await engine.sync_weights(backbone, 1)
+        await engine.sync_weights(trainable_model, 1)
         gate = served.hold_replies(10)
         (task,) = start_replies(engine, renderer, sampling)
         await wait_until(lambda: gate.sampled == [10])
         failing.set()
         with raises(BrokenEngineError, key="engine.settings.servers"):
-            await engine.sync_weights(backbone, 2)
+            await engine.sync_weights(trainable_model, 2)
         failing.clear()
         gate.open()
         (result,) = await asyncio.gather(task, return_exceptions=True)
@@ -255,12 +257,12 @@ def test_a_reply_with_tokens_of_rolled_back_weights_is_discarded(backbone, engin
     assert (after.version, after.token_versions) == (1, ())
 
 
-def test_an_aborted_reply_continues_with_the_old_weights_after_a_rollback(backbone, engine_at):
-    renderer = backbone.renderer
+def test_an_aborted_reply_continues_with_the_old_weights_after_a_rollback(trainable_model, engine_at):
+    renderer = trainable_model.renderer
 
     async def body(served):
         engine = engine_at(served, replies_on_sync="abort", max_retries=0)
-        await engine.sync_weights(backbone, 1)
+        await engine.sync_weights(trainable_model, 1)
         gate = served.hold_replies(10)
         (task,) = start_replies(engine, renderer, SamplingParams(max_tokens=30))
         await wait_until(lambda: gate.sampled == [10])
@@ -270,7 +272,7 @@ def test_an_aborted_reply_continues_with_the_old_weights_after_a_rollback(backbo
 
         engine._logprob_check.check = check
         with raises(BrokenEngineError, key="engine.settings.servers"):
-            await engine.sync_weights(backbone, 2)
+            await engine.sync_weights(trainable_model, 2)
         gate.open()
         completion = await task
         await engine.close()
@@ -282,39 +284,41 @@ def test_an_aborted_reply_continues_with_the_old_weights_after_a_rollback(backbo
     assert [body["sampling_params"]["max_tokens"] for body in served.bodies] == [30, 20]
 
 
-def test_a_server_that_samples_from_older_weights_is_not_used(backbone):
+def test_a_server_that_samples_from_older_weights_is_not_used(trainable_model):
     """It accepts every update, and keeps its label."""
 
     async def body(served):
         engine = Vllm(
-            backbone.renderer, FakeMediaLoader(), servers=(served.url,), verify_weights=False, retry_backoff=0.01
+            trainable_model.renderer, FakeMediaLoader(), servers=(served.url,), verify_weights=False, retry_backoff=0.01
         )
         # The trainer's logprobs are replaced by the server's, as if the update were too small to be detected.
-        backbone.compute_token_logprobs = lambda ledger, tokens, pixels: [-1.0 - index for index in range(len(tokens))]
-        await engine.sync_weights(backbone, 1)
+        trainable_model.compute_token_logprobs = lambda ledger, tokens, pixels: [
+            -1.0 - index for index in range(len(tokens))
+        ]
+        await engine.sync_weights(trainable_model, 1)
         served.deaf, engine._pool._down_timeout = True, 0.5
         with raises(BrokenEngineError, key="engine.settings.servers", value=[served.url]):
-            await engine.sync_weights(backbone, 2)
-        del backbone.compute_token_logprobs
+            await engine.sync_weights(trainable_model, 2)
+        del trainable_model.compute_token_logprobs
         await engine.close()
 
-    with server(backbone.renderer) as served:
+    with server(trainable_model.renderer) as served:
         asyncio.run(body(served))
 
 
 @pytest.mark.parametrize("replies_on_sync", ["continue", "abort"])
-def test_a_failed_weight_load_is_retried_and_replies_continue(backbone, engine_at, replies_on_sync):
-    renderer = backbone.renderer
+def test_a_failed_weight_load_is_retried_and_replies_continue(trainable_model, engine_at, replies_on_sync):
+    renderer = trainable_model.renderer
 
     async def body(served):
         engine = engine_at(served, replies_on_sync=replies_on_sync)
         sampling = SamplingParams(max_tokens=20, forbidden_ids=renderer.forbidden_ids)
-        await engine.sync_weights(backbone, 1)
+        await engine.sync_weights(trainable_model, 1)
         gate = served.hold_replies(10)
         (task,) = start_replies(engine, renderer, sampling)
         await wait_until(lambda: gate.sampled == [10])
         served.refuses = "/update_weight_version"
-        update = asyncio.create_task(engine.sync_weights(backbone, 2))
+        update = asyncio.create_task(engine.sync_weights(trainable_model, 2))
         await wait_until(lambda: served.num_refused >= 2)
         assert not update.done()
         served.refuses = ""
@@ -329,13 +333,13 @@ def test_a_failed_weight_load_is_retried_and_replies_continue(backbone, engine_a
     assert reply.token_versions == (1,) * 10 + (2,) * 10
 
 
-def test_a_reply_beyond_the_drain_timeout_restarts_with_the_new_weights(backbone, engine_at, caplog):
+def test_a_reply_beyond_the_drain_timeout_restarts_with_the_new_weights(trainable_model, engine_at, caplog):
     """Neither the trainer nor new requests wait for the longest reply."""
-    renderer = backbone.renderer
+    renderer = trainable_model.renderer
 
     async def body(served):
         engine = engine_at(served, replies_on_sync="drain", drain_timeout=0.3)
-        await engine.sync_weights(backbone, 1)
+        await engine.sync_weights(trainable_model, 1)
         long, short = SamplingParams(max_tokens=100), SamplingParams(max_tokens=5)
         gate = served.hold_replies(5)
         (short_task,), (long_task,) = (start_replies(engine, renderer, sampling) for sampling in (short, long))
@@ -343,7 +347,7 @@ def test_a_reply_beyond_the_drain_timeout_restarts_with_the_new_weights(backbone
         first = await short_task
         served.gate = None  # for the restarted reply
         started = time.monotonic()
-        await engine.sync_weights(backbone, 2)
+        await engine.sync_weights(trainable_model, 2)
         took = time.monotonic() - started
         reply = first, await long_task
         await engine.close()
@@ -359,16 +363,16 @@ def test_a_reply_beyond_the_drain_timeout_restarts_with_the_new_weights(backbone
     assert (1, 0.3) in [record.args for record in caplog.records]
 
 
-def test_weights_that_no_server_loads_are_rolled_back(backbone, engine_at):
+def test_weights_that_no_server_loads_are_rolled_back(trainable_model, engine_at):
     """The run stops; its server is not paused, and has the previous weights."""
-    renderer = backbone.renderer
+    renderer = trainable_model.renderer
 
     async def body(served):
         engine = engine_at(served)
-        await engine.sync_weights(backbone, 1)
+        await engine.sync_weights(trainable_model, 1)
         served.refuses, engine._pool._down_timeout = "saccade-2-", 0.5
         with raises(BrokenEngineError, key="engine.settings.servers", value=[served.url]):
-            await engine.sync_weights(backbone, 2)
+            await engine.sync_weights(trainable_model, 2)
         await wait_until(lambda: engine._pool.servers_up)
         state = engine.version, served.paused, served.label
         reply = await engine.generate(GenerationRequest(prompt(renderer), SamplingParams(max_tokens=3)))
@@ -390,17 +394,17 @@ def count_loads(served):
 
 
 @pytest.mark.parametrize("path", ["/pause", "/update_weight_version", *RESETS, "/resume"])
-def test_a_transient_error_costs_no_second_load(backbone, engine_at, path):
+def test_a_transient_error_costs_no_second_load(trainable_model, engine_at, path):
     async def body(served):
         engine = engine_at(served)
-        await engine.sync_weights(backbone, 1)
+        await engine.sync_weights(trainable_model, 1)
         served.refuses, served.num_refusals = path, 1
-        await engine.sync_weights(backbone, 2)
+        await engine.sync_weights(trainable_model, 2)
         assert served.num_refused == 1
         assert engine._pool.servers[0].incarnation == 1, "the server was down"
         await engine.close()
 
-    with server(backbone.renderer) as served:
+    with server(trainable_model.renderer) as served:
         asyncio.run(body(served))
     assert count_loads(served) == 2
     assert served.label.startswith("saccade-2-")
@@ -408,16 +412,16 @@ def test_a_transient_error_costs_no_second_load(backbone, engine_at, path):
 
 
 @pytest.mark.parametrize("replies_on_sync", ["drain", "continue"])
-def test_a_server_with_the_current_label_is_not_loaded_again(backbone, engine_at, replies_on_sync):
+def test_a_server_with_the_current_label_is_not_loaded_again(trainable_model, engine_at, replies_on_sync):
     """It fails in the rest of an update, then in a request; at last it is restarted."""
-    renderer = backbone.renderer
+    renderer = trainable_model.renderer
 
     async def body(served):
         engine = engine_at(served, replies_on_sync=replies_on_sync, max_retries=9)
-        await engine.sync_weights(backbone, 1)
+        await engine.sync_weights(trainable_model, 1)
         assert count_loads(served) == 1
         served.refuses, served.num_refusals = "/resume", 3  # more than one update retries
-        await engine.sync_weights(backbone, 2)
+        await engine.sync_weights(trainable_model, 2)
         assert (served.num_refused, count_loads(served), served.paused) == (3, 2, False)
         resets = [path for path, _ in served.orders].count(RESETS[0])
         assert resets == 3, "the update was not finished after its failure"
@@ -434,8 +438,8 @@ def test_a_server_with_the_current_label_is_not_loaded_again(backbone, engine_at
         asyncio.run(body(served))
 
 
-def test_all_servers_load_at_once(backbone, engine_at):
-    renderer, barrier = backbone.renderer, threading.Barrier(3)
+def test_all_servers_load_at_once(trainable_model, engine_at):
+    renderer, barrier = trainable_model.renderer, threading.Barrier(3)
 
     async def body(*fakes):
         engine = engine_at(*fakes)
@@ -450,7 +454,7 @@ def test_all_servers_load_at_once(backbone, engine_at):
                 return obey(path, body)
 
             fake.obey = wait_for_others
-        metrics = await engine.sync_weights(backbone, 1)
+        metrics = await engine.sync_weights(trainable_model, 1)
         assert len(engine._pool.servers_up) == 3
         await engine.close()
         return metrics
@@ -463,22 +467,22 @@ def test_all_servers_load_at_once(backbone, engine_at):
     assert metrics["weight_sync/copy_seconds"] > 0
 
 
-def test_rollouts_continue_while_the_weights_are_copied(backbone, engine_at):
+def test_rollouts_continue_while_the_weights_are_copied(trainable_model, engine_at):
     """The copy ends only when a request that began after it has its reply."""
-    renderer, is_copying, has_reply = backbone.renderer, threading.Event(), threading.Event()
+    renderer, is_copying, has_reply = trainable_model.renderer, threading.Event(), threading.Event()
 
     class SlowSource:
-        dtype, has_adapters = backbone.dtype, False
-        state_dict = backbone.state_dict
+        dtype, has_adapters = trainable_model.dtype, False
+        state_dict = trainable_model.state_dict
 
         def save(self, folder):
             is_copying.set()
             assert has_reply.wait(120), "no request had a reply"
-            backbone.save(folder)
+            trainable_model.save(folder)
 
     async def body(served):
         engine = engine_at(served, replies_on_sync="drain")
-        await engine.sync_weights(backbone, 1)
+        await engine.sync_weights(trainable_model, 1)
         update = asyncio.create_task(engine.sync_weights(SlowSource(), 2))
         await wait_until(is_copying.is_set)
         (reply,) = await asyncio.gather(*start_replies(engine, renderer, SamplingParams(max_tokens=3)))
@@ -492,7 +496,7 @@ def test_rollouts_continue_while_the_weights_are_copied(backbone, engine_at):
     assert served.label.startswith("saccade-2-")
 
 
-def test_cancelling_the_copy_deletes_it_and_keeps_the_old_version(backbone, engine_at, tmp_path):
+def test_cancelling_the_copy_deletes_it_and_keeps_the_old_version(trainable_model, engine_at, tmp_path):
     is_copying, may_end = threading.Event(), threading.Event()
 
     class SlowSource:
@@ -501,11 +505,11 @@ def test_cancelling_the_copy_deletes_it_and_keeps_the_old_version(backbone, engi
         def save(self, folder):
             is_copying.set()
             may_end.wait(120)
-            backbone.save(folder)
+            trainable_model.save(folder)
 
     async def body(served):
         engine = engine_at(served, weight_dir=str(tmp_path))
-        await engine.sync_weights(backbone, 1)
+        await engine.sync_weights(trainable_model, 1)
         (kept,) = tmp_path.iterdir()
         update = asyncio.create_task(engine.sync_weights(SlowSource(), 2))
         await wait_until(is_copying.is_set)
@@ -517,46 +521,46 @@ def test_cancelling_the_copy_deletes_it_and_keeps_the_old_version(backbone, engi
         assert (engine.version, [*tmp_path.iterdir()]) == (1, [kept])
         await engine.close()
 
-    with server(backbone.renderer) as served:
+    with server(trainable_model.renderer) as served:
         asyncio.run(body(served))
     assert served.label.startswith("saccade-1-")
 
 
-def test_labels_of_old_versions_are_forgotten(backbone, engine_at, monkeypatch):
+def test_labels_of_old_versions_are_forgotten(trainable_model, engine_at, monkeypatch):
     """A client in another process receives all labels with each group."""
     monkeypatch.setattr(weight_sync, "_MAX_LABELS", 2)
 
     async def body(served):
         engine = engine_at(served)
         for version in range(1, 5):
-            await engine.sync_weights(backbone, version)
+            await engine.sync_weights(trainable_model, version)
         state = engine.get_sync_state()
         await engine.close()
         return state
 
-    with server(backbone.renderer) as served:
+    with server(trainable_model.renderer) as served:
         state = asyncio.run(body(served))
     assert [*state.version_by_label.values()] == [3, 4]
 
 
-def test_the_size_of_weights_gathers_none_of_them(backbone, monkeypatch):
+def test_the_size_of_weights_gathers_none_of_them(trainable_model, monkeypatch):
     """The folder for weights is chosen by their size."""
-    assert backbone.num_bytes == sum(tensor.nbytes for tensor in backbone.state_dict().values())
-    monkeypatch.setattr(type(backbone), "state_dict", None)
-    assert backbone.num_bytes > 0
+    assert trainable_model.num_bytes == sum(tensor.nbytes for tensor in trainable_model.state_dict().values())
+    monkeypatch.setattr(type(trainable_model), "state_dict", None)
+    assert trainable_model.num_bytes > 0
 
 
 # ---- LoRA adapters ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def lora_backbone(tiny_folder):
-    return Backbone(ModelConfig(path=tiny_folder, num_threads=1, lora_rank=4))
+def lora_trainable_model(tiny_folder):
+    return TrainableModel(ModelConfig(path=tiny_folder, num_threads=1, lora_rank=4))
 
 
-def test_adapters_are_loaded_beside_the_base_weights(lora_backbone, engine_at, tmp_path):
+def test_adapters_are_loaded_beside_the_base_weights(lora_trainable_model, engine_at, tmp_path):
     """Each version replaces the one before; a restarted server, which has none, loads the current one."""
-    renderer, sampling = lora_backbone.renderer, SamplingParams(max_tokens=3)
+    renderer, sampling = lora_trainable_model.renderer, SamplingParams(max_tokens=3)
 
     async def reply_of(engine):
         (reply,) = await asyncio.gather(*start_replies(engine, renderer, sampling))
@@ -567,11 +571,11 @@ def test_adapters_are_loaded_beside_the_base_weights(lora_backbone, engine_at, t
         assert await reply_of(engine) == 0
         assert "model" not in served.bodies[-1]
         for version in (1, 2):
-            for value in get_adapter_weights(lora_backbone.model).values():
+            for value in get_adapter_weights(lora_trainable_model.model).values():
                 value.add_(1)
             if version == 2:
                 served.refuses, served.num_refusals = "/update_weight_version", 4  # the update fails, and is repeated
-            await engine.sync_weights(lora_backbone, version)
+            await engine.sync_weights(lora_trainable_model, version)
             assert await reply_of(engine) == version
             assert served.bodies[-1]["model"] == served.label
             assert [*served.adapters] == [served.label]
@@ -587,15 +591,15 @@ def test_adapters_are_loaded_beside_the_base_weights(lora_backbone, engine_at, t
     with server(renderer) as served:
         loaded = asyncio.run(body(served))
     assert count_loads(served) == 0
-    weights = get_adapter_weights(lora_backbone.model)
+    weights = get_adapter_weights(lora_trainable_model.model)
     assert loaded.keys() == {f"base_model.model.{name.replace('.default.', '.')}" for name in weights}
     for name, value in weights.items():
         assert torch.equal(loaded[f"base_model.model.{name.replace('.default.', '.')}"], value)
 
 
-def test_followers_sample_from_the_adapter_of_the_last_sync(lora_backbone, engine_at, tmp_path):
+def test_followers_sample_from_the_adapter_of_the_last_sync(lora_trainable_model, engine_at, tmp_path):
     """An engine of another process, as in a rollout worker, before its first request and after it."""
-    renderer, sampling = lora_backbone.renderer, SamplingParams(max_tokens=3)
+    renderer, sampling = lora_trainable_model.renderer, SamplingParams(max_tokens=3)
 
     async def body(served):
         engine, follower = (
@@ -603,7 +607,7 @@ def test_followers_sample_from_the_adapter_of_the_last_sync(lora_backbone, engin
         )
         versions = []
         for version in (1, 2):
-            await engine.sync_weights(lora_backbone, version)
+            await engine.sync_weights(lora_trainable_model, version)
             async with follower.pause_requests():
                 follower.follow(engine.get_sync_state())
             (reply,) = await asyncio.gather(*start_replies(follower, renderer, sampling))
@@ -621,13 +625,13 @@ def test_followers_sample_from_the_adapter_of_the_last_sync(lora_backbone, engin
     ("engine_class", "settings"),
     [(Sglang, {}), (Vllm, {"replies_on_sync": "continue"}), (Vllm, {"weight_sync": "gloo"})],
 )
-def test_adapters_are_refused_where_they_do_not_work(backbone, engine_class, settings):
+def test_adapters_are_refused_where_they_do_not_work(trainable_model, engine_class, settings):
     with raises(ConfigError, key="engine.settings.lora", value="adapters"):
-        engine_class(backbone.renderer, FakeMediaLoader(), lora="adapters", **settings)
+        engine_class(trainable_model.renderer, FakeMediaLoader(), lora="adapters", **settings)
 
 
 @pytest.mark.parametrize(("rank", "lora"), [(0, "adapters"), (4, "merged")])
-def test_weights_that_the_setting_does_not_fit_are_refused(backbone, engine_at, rank, lora):
+def test_weights_that_the_setting_does_not_fit_are_refused(trainable_model, engine_at, rank, lora):
     """Full weights as adapters, and adapters merged into bfloat16: nothing is sent."""
 
     class Source:
@@ -639,7 +643,7 @@ def test_weights_that_the_setting_does_not_fit_are_refused(backbone, engine_at, 
             await engine.sync_weights(Source(), 1)
         await engine.close()
 
-    with server(backbone.renderer) as served:
+    with server(trainable_model.renderer) as served:
         asyncio.run(body(served))
     assert served.orders == []
 
@@ -647,9 +651,9 @@ def test_weights_that_the_setting_does_not_fit_are_refused(backbone, engine_at, 
 # ---- several servers, of which one fails -----------------------------------------------------------------------------
 
 
-async def start_two(engine, backbone):
+async def start_two(engine, trainable_model):
     """Publish version 1 to both servers."""
-    await engine.sync_weights(backbone, 1)
+    await engine.sync_weights(trainable_model, 1)
     await wait_until(lambda: len(engine._pool.servers_up) == 2)
 
 
@@ -663,14 +667,14 @@ async def sample_versions(engine, renderer):
 
 
 @pytest.mark.parametrize("replies_on_sync", ["drain", "continue"])
-def test_a_server_that_fails_to_load_is_down_until_it_has_the_new_version(backbone, engine_at, replies_on_sync):
-    renderer = backbone.renderer
+def test_a_server_that_fails_to_load_is_down_until_it_has_the_new_version(trainable_model, engine_at, replies_on_sync):
+    renderer = trainable_model.renderer
 
     async def body(first, second):
         engine = engine_at(first, second, replies_on_sync=replies_on_sync, retry_backoff=0.05)
-        await start_two(engine, backbone)
+        await start_two(engine, trainable_model)
         second.refuses = "saccade-2-"
-        await engine.sync_weights(backbone, 2)  # the first server has loaded version 2 before the second fails
+        await engine.sync_weights(trainable_model, 2)  # the first server has loaded version 2 before the second fails
         assert [server.url for server in engine._pool.servers_up] == [first.url]
         assert await sample_versions(engine, renderer) == {2}
         assert not [body for body in second.bodies if body["sampling_params"]["max_tokens"] == 3]
@@ -689,21 +693,21 @@ def test_a_server_that_fails_to_load_is_down_until_it_has_the_new_version(backbo
 
 @pytest.mark.parametrize("replies_on_sync", ["drain", "continue"])
 @pytest.mark.parametrize("refused", ["/collective_rpc", "/update_weight_version", "/reset_mm_cache", "/resume"])
-def test_a_refused_update_is_rolled_back_on_all_servers(backbone, engine_at, replies_on_sync, refused):
+def test_a_refused_update_is_rolled_back_on_all_servers(trainable_model, engine_at, replies_on_sync, refused):
     """The second server refuses after the first has loaded the new version; both end on the version before."""
-    renderer = backbone.renderer
+    renderer = trainable_model.renderer
 
     async def body(first, second):
         engine = engine_at(first, second, replies_on_sync=replies_on_sync)
-        await start_two(engine, backbone)
+        await start_two(engine, trainable_model)
         second.refuses, second.refusal_status, second.num_refusals = refused, 400, 1
         with raises(EngineError, key="engine.settings.servers", value=second.url):
-            await engine.sync_weights(backbone, 2)
+            await engine.sync_weights(trainable_model, 2)
         assert len(engine._pool.servers_up) == 2
         assert engine.version == 1
         labels = first.label, second.label
         assert await sample_versions(engine, renderer) == {1}
-        await engine.sync_weights(backbone, 3)
+        await engine.sync_weights(trainable_model, 3)
         assert await sample_versions(engine, renderer) == {3}
         await engine.close()
         return labels
@@ -714,13 +718,13 @@ def test_a_refused_update_is_rolled_back_on_all_servers(backbone, engine_at, rep
     assert one.startswith("saccade-1-")
 
 
-def test_a_server_that_can_not_be_rolled_back_is_down(backbone, engine_at):
+def test_a_server_that_can_not_be_rolled_back_is_down(trainable_model, engine_at):
     """The first server has the new version and refuses the old one; only the second is used until it recovers."""
-    renderer = backbone.renderer
+    renderer = trainable_model.renderer
 
     async def body(first, second):
         engine = engine_at(first, second, retry_backoff=0.05)
-        await start_two(engine, backbone)
+        await start_two(engine, trainable_model)
 
         async def check(server, source, weight_label=""):
             if weight_label.startswith("saccade-2-") and server.url == second.url:
@@ -730,7 +734,7 @@ def test_a_server_that_can_not_be_rolled_back_is_down(backbone, engine_at):
 
         engine._logprob_check.check = check
         with raises(BrokenEngineError, key="engine.settings.servers", value=second.url):
-            await engine.sync_weights(backbone, 2)
+            await engine.sync_weights(trainable_model, 2)
         assert await sample_versions(engine, renderer) == {1}
         assert [server.url for server in engine._pool.servers_up] == [second.url]
         first.refuses = ""
@@ -744,9 +748,9 @@ def test_a_server_that_can_not_be_rolled_back_is_down(backbone, engine_at):
     assert first.label.startswith("saccade-1-")
 
 
-def test_a_first_update_that_is_rolled_back_leaves_its_servers_down(backbone, engine_at):
+def test_a_first_update_that_is_rolled_back_leaves_its_servers_down(trainable_model, engine_at):
     """Without a previous version, the server with the new weights is not used as if it had the initial ones."""
-    renderer = backbone.renderer
+    renderer = trainable_model.renderer
 
     async def body(first, second):
         engine = engine_at(first, second, retry_backoff=0.05)
@@ -754,7 +758,7 @@ def test_a_first_update_that_is_rolled_back_leaves_its_servers_down(backbone, en
         await wait_until(lambda: len(engine._pool.servers_up) == 2)
         second.refuses, second.refusal_status, second.num_refusals = "/pause", 400, 1
         with raises(EngineError, key="engine.settings.servers", value=second.url):
-            await engine.sync_weights(backbone, 1)
+            await engine.sync_weights(trainable_model, 1)
         await wait_until(lambda: [server.url for server in engine._pool.servers_up] == [second.url])
         assert await sample_versions(engine, renderer) == {0}
         assert [server.url for server in engine._pool.servers_up] == [second.url]
@@ -766,12 +770,12 @@ def test_a_first_update_that_is_rolled_back_leaves_its_servers_down(backbone, en
     assert second.label == "default"
 
 
-def test_cancelling_an_update_rolls_it_back_on_all_servers(backbone, engine_at):
-    renderer = backbone.renderer
+def test_cancelling_an_update_rolls_it_back_on_all_servers(trainable_model, engine_at):
+    renderer = trainable_model.renderer
 
     async def body(first, second):
         engine, is_loading = engine_at(first, second), asyncio.Event()
-        await start_two(engine, backbone)
+        await start_two(engine, trainable_model)
 
         async def check(server, source, weight_label=""):
             if weight_label.startswith("saccade-2-"):
@@ -780,7 +784,7 @@ def test_cancelling_an_update_rolls_it_back_on_all_servers(backbone, engine_at):
             return 0.0
 
         engine._logprob_check.check = check
-        update = asyncio.create_task(engine.sync_weights(backbone, 2))
+        update = asyncio.create_task(engine.sync_weights(trainable_model, 2))
         await is_loading.wait()
         update.cancel()
         await asyncio.gather(update, return_exceptions=True)
@@ -799,31 +803,31 @@ def test_cancelling_an_update_rolls_it_back_on_all_servers(backbone, engine_at):
     ("interval", "lacks", "counts"),
     [(2, (), [10, None, 10]), (0, (), [None] * 3), (2, ("/weight_checker",), [0, None, 0])],
 )
-def test_tensors_are_compared_by_their_checksums(backbone, engine_at, interval, lacks, counts):
+def test_tensors_are_compared_by_their_checksums(trainable_model, engine_at, interval, lacks, counts):
     """Of the three layers: the norm before attention and the two divided projections of each, and the last norm."""
-    with server(backbone.renderer, lacks=lacks) as served:
+    with server(trainable_model.renderer, lacks=lacks) as served:
 
         async def body():
             engine = engine_at(served, checksum_interval=interval)
-            rows = [await engine.sync_weights(backbone, version) for version in (1, 2, 3)]
+            rows = [await engine.sync_weights(trainable_model, version) for version in (1, 2, 3)]
             await engine.close()
             return rows
 
         assert [row.get("weight_sync/compared_tensors") for row in asyncio.run(body())] == counts
 
 
-def test_a_tensor_that_a_server_did_not_load_is_named_and_rolled_back(backbone, engine_at, monkeypatch):
-    with server(backbone.renderer) as served:
+def test_a_tensor_that_a_server_did_not_load_is_named_and_rolled_back(trainable_model, engine_at, monkeypatch):
+    with server(trainable_model.renderer) as served:
 
         async def body():
             engine = engine_at(served, checksum_interval=1)
-            await engine.sync_weights(backbone, 1)
+            await engine.sync_weights(trainable_model, 1)
             key = next(name for name in served.digests if name.startswith("dp0:pp0:pcp0:tp1:") and "down_proj" in name)
 
             label, compute = served.label, generate_server.compute_digests
             monkeypatch.setattr(generate_server, "compute_digests", lambda folder: compute(folder) | {key: "0" * 64})
             with raises(BrokenEngineError, key="engine.settings.servers", value=served.url):
-                await engine.sync_weights(backbone, 2)
+                await engine.sync_weights(trainable_model, 2)
             await engine.close()
             return label, engine.version
 

@@ -235,7 +235,7 @@ def test_a_model_sees_what_it_zoomed_into(folder, files, tmp_path):
         async def generate(self, request):
             if any(segment.is_sampled for segment in request.ledger.segments):
                 return await stage.engine.generate(request)
-            return await Scripted(stage.backbone.renderer, replies=[f"</think>{call(0.5, 0.5, 1, 1)}"]).generate(
+            return await Scripted(stage.trainable_model.renderer, replies=[f"</think>{call(0.5, 0.5, 1, 1)}"]).generate(
                 request
             )
 

@@ -16,8 +16,8 @@ from saccade.config.schema import ModelConfig
 from saccade.errors import ModelError
 from saccade.models import attention
 from saccade.models.attention import AttentionSpan, PackedTrees, VarlenIndex, attend_packed, find_attention_spans
-from saccade.models.backbone import Backbone
 from saccade.models.tiny import make_tiny_model
+from saccade.models.trainable_model import TrainableModel
 
 KERNELS = ("branchwise", "by_span", "varlen")
 # Lengths of the prefix and of the branches of each tree of a row.
@@ -114,29 +114,29 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.fixture(scope="module", params=["qwen3_vl", "qwen2_5_vl"])
-def backbone(request, tmp_path_factory) -> Backbone:
+def trainable_model(request, tmp_path_factory) -> TrainableModel:
     folder = tmp_path_factory.mktemp(request.param) / "model"
     make_tiny_model(str(folder), family=request.param, seed=2)
-    return Backbone(ModelConfig(path=str(folder), num_threads=1))
+    return TrainableModel(ModelConfig(path=str(folder), num_threads=1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", [[[1000, 250, 250]], [[0, 1], *([[150, 50]] * 8)]], ids=["tree", "SFT row"])
-def test_no_tensor_has_as_many_numbers_as_pairs_of_tokens(backbone, row):
+def test_no_tensor_has_as_many_numbers_as_pairs_of_tokens(trainable_model, row):
     tree_BT, branch_BT = lay_out([row])
     T = tree_BT.shape[1]
     ids, positions = torch.zeros(1, T, dtype=torch.long), torch.arange(T).expand(3, 1, T)
-    trees = backbone.pack_spans(find_attention_spans(tree_BT, branch_BT), T)
+    trees = trainable_model.pack_spans(find_attention_spans(tree_BT, branch_BT), T)
     with LargestTensor() as largest:
-        backbone.policy.compute_hidden_states(ids, positions, trees).sum().backward()
-    backbone.model.zero_grad(set_to_none=True)
+        trainable_model.policy.compute_hidden_states(ids, positions, trees).sum().backward()
+    trainable_model.model.zero_grad(set_to_none=True)
     assert T * 384 <= largest.size < T * T / 2  # the MLP's is the largest
 
 
-def test_varlen_is_refused_where_it_has_no_kernel(backbone):
+def test_varlen_is_refused_where_it_has_no_kernel(trainable_model):
     changes = {"attention": "varlen"}
     with raises(ModelError, key="model.attention", value="varlen"):
-        Backbone(backbone.settings.model_copy(update=changes))
+        TrainableModel(trainable_model.settings.model_copy(update=changes))
 
 
 def test_a_span_counts_its_pairs():

@@ -404,7 +404,7 @@ def load_blocking(workspace, prompt_index, *overrides, num_allowed=0):
     components = load_components(workspace, "rl.prompts_per_step=3", *overrides)
     engine = BlockingEngine(components.engine)
     engine.question = Mixture.from_tasks(workspace.tasks).get_task(5, prompt_index)[0].question
-    engine.renderer, engine.num_allowed = components.backbone.renderer, num_allowed
+    engine.renderer, engine.num_allowed = components.trainable_model.renderer, num_allowed
     return replace(components, engine=engine)
 
 

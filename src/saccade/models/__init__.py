@@ -1,4 +1,4 @@
-"""Models of transformers: the backbone and its policy, attention, adapters, checkpoints."""
+"""Models of transformers: the model that is trained and its policy, attention, adapters, checkpoints."""
 
 import logging
 

@@ -191,11 +191,11 @@ def load_for_inference(model: str | Path, *, recipe: str = "", settings: Sequenc
 
 def load_training_components(recipe: Recipe, weights: Path) -> TrainingComponents:
     """Load a recipe's components with these weights, which are sharded if several processes train."""
-    from saccade.training.distributed.backbone import ShardedBackbone
+    from saccade.training.distributed.trainable_model import ShardedTrainableModel
 
     controller = get_controller()
-    load_backbone = functools.partial(ShardedBackbone, controller) if controller else None
-    return TrainingComponents.from_recipe(recipe.with_values({"model.path": str(weights)}), load_backbone)
+    load_trainable_model = functools.partial(ShardedTrainableModel, controller) if controller else None
+    return TrainingComponents.from_recipe(recipe.with_values({"model.path": str(weights)}), load_trainable_model)
 
 
 def load_components(recipe: Recipe, weights: Path | None) -> RolloutComponents:
@@ -588,7 +588,7 @@ def _train_stage(
             key=str(last.folder),
         ) from error
 
-    components.backbone.max_micro_batch_tokens = read_token_limit(folder)
+    components.trainable_model.max_micro_batch_tokens = read_token_limit(folder)
     components.media.generated_dir = str(resolve_path(folder) / IMAGES_FOLDER)
     components = connect_executor(components, folder)
     trace = _plan_trace(stage_name, recipe, run, last, profile_step)
@@ -646,7 +646,7 @@ def _train_stage(
         try:
             run_and_close(components, work)
         finally:
-            write_token_limit(folder, components.backbone.max_micro_batch_tokens)
+            write_token_limit(folder, components.trainable_model.max_micro_batch_tokens)
     weights = checkpoint.list_checkpoints(folder / stage_name)[-1].folder
     run.mark_done(stage_name, {"checkpoint": weights.relative_to(folder).as_posix()})
     return weights

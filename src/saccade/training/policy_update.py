@@ -27,10 +27,10 @@ from saccade.algorithms.policy_loss import (
 from saccade.algorithms.ratios import k1, k3
 from saccade.config.schema import KlConfig, RlConfig
 from saccade.errors import EngineError
-from saccade.models.backbone import LoadPixels
+from saccade.models.trainable_model import LoadPixels
 from saccade.rollouts.components import TrainingComponents
 from saccade.training.background import CheckCancelled
-from saccade.training.distributed.backbone import ShardedBackbone, ShardedOptimizer, ShardedReference
+from saccade.training.distributed.trainable_model import ShardedOptimizer, ShardedReference, ShardedTrainableModel
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import MicroBatch
 from saccade.training.reference import Reference
@@ -70,15 +70,15 @@ def update_policy(
     receives what each mini-batch's first pass computed for every token. Raises EngineError if a packed token isn't the
     sampled one of its ledger.
     """
-    backbone, micro_batches = components.backbone, list[MicroBatch]()
+    trainable_model, micro_batches = components.trainable_model, list[MicroBatch]()
     mini_batches: list[slice] = []  # of `micro_batches`
     samples_by_mini_batch = split_mini_batches(samples, settings.num_mini_batches)
     for mini_batch in samples_by_mini_batch:
-        packed = pack_samples(backbone, mini_batch, settings)
+        packed = pack_samples(trainable_model, mini_batch, settings)
         check_packed_tokens(mini_batch, packed)
         mini_batches.append(slice(len(micro_batches), len(micro_batches) + len(packed)))
         micro_batches += packed
-    with backbone.share_features():
+    with trainable_model.share_features():
         if reference is not None:
             with reference.swap_in():
                 ref_logps = _compute_logprobs(components, micro_batches, check_cancelled)
@@ -109,7 +109,7 @@ def update_policy(
 
         for part in mini_batches * settings.epochs_per_batch:
             report = train_step(
-                backbone,
+                trainable_model,
                 optimizer,
                 micro_batches[part],
                 loss_fn,
@@ -185,25 +185,25 @@ def _compute_logprobs(
 ) -> list[np.ndarray]:
     """Return the current weights' logprobs of each micro-batch's tokens, without a gradient."""
     temperature, load_all_pixels = components.recipe.sampling.temperature, components.media.load_all_pixels
-    backbone = components.backbone
-    if isinstance(backbone, ShardedBackbone):
-        return backbone.compute_logprobs(
+    trainable_model = components.trainable_model
+    if isinstance(trainable_model, ShardedTrainableModel):
+        return trainable_model.compute_logprobs(
             micro_batches, load_all_pixels=load_all_pixels, temperature=temperature, check_cancelled=check_cancelled
         )
 
     def compute(micro_batch: MicroBatch, load_pixels: LoadPixels) -> np.ndarray:
         logp_N = np.zeros(len(micro_batch.token_N), dtype=np.float32)
-        for part, index_N in split_to_fit(micro_batch, backbone.max_micro_batch_tokens):
+        for part, index_N in split_to_fit(micro_batch, trainable_model.max_micro_batch_tokens):
             with detect_full_memory(part):
-                part_logp_N, _ = forward(backbone, part, load_pixels=load_pixels, temperature=temperature)
+                part_logp_N, _ = forward(trainable_model, part, load_pixels=load_pixels, temperature=temperature)
                 logp_N[index_N] = part_logp_N.cpu().numpy()
         return logp_N
 
     logprobs: list[np.ndarray] = []
     with torch.no_grad():
-        for micro_batch, load_pixels in load_ahead(backbone, micro_batches, load_all_pixels):
+        for micro_batch, load_pixels in load_ahead(trainable_model, micro_batches, load_all_pixels):
             check_cancelled()
-            logprobs.append(run_within_memory(backbone, partial(compute, micro_batch, load_pixels)))
+            logprobs.append(run_within_memory(trainable_model, partial(compute, micro_batch, load_pixels)))
     return logprobs
 
 

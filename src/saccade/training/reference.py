@@ -13,26 +13,26 @@ import torch
 from torch import Tensor, nn
 
 from saccade.errors import ModelError, RunError
-from saccade.models.backbone import Backbone
+from saccade.models.trainable_model import TrainableModel
 
 Weights = Mapping[str, Tensor]
 
 
 class Reference:
-    """The initial weights of a backbone's trainable parameters, stored on `reference_device`."""
+    """The initial weights of a model's trainable parameters, stored on `reference_device`."""
 
     def __init__(
-        self, backbone: Backbone, initial_weights: Weights, reference_device: Literal["device", "cpu"]
+        self, trainable_model: TrainableModel, initial_weights: Weights, reference_device: Literal["device", "cpu"]
     ) -> None:
-        device = torch.device("cpu") if reference_device == "cpu" else backbone.device
+        device = torch.device("cpu") if reference_device == "cpu" else trainable_model.device
         self._parameter_pairs = [
             (parameter, initial_weights[name].detach().to(device, copy=True))
-            for name, parameter in get_trainable_parameters(backbone).items()
+            for name, parameter in get_trainable_parameters(trainable_model).items()
         ]
 
     @contextlib.contextmanager
     def swap_in(self) -> Iterator[None]:
-        """Use the reference's weights in the backbone inside the block; no engine may sample from it meanwhile."""
+        """Use the reference's weights in the trained model inside the block; no engine may sample from it meanwhile."""
         current = [parameter.data for parameter, _ in self._parameter_pairs]
         try:
             for parameter, initial in self._parameter_pairs:
@@ -43,21 +43,21 @@ class Reference:
                 parameter.data = data
 
 
-def get_trainable_parameters(backbone: Backbone) -> dict[str, nn.Parameter]:
-    """Return the trainable parameters of a backbone by name, each once."""
-    return {name: parameter for name, parameter in backbone.model.named_parameters() if parameter.requires_grad}
+def get_trainable_parameters(trainable_model: TrainableModel) -> dict[str, nn.Parameter]:
+    """Return the trainable parameters of a model by name, each once."""
+    return {name: parameter for name, parameter in trainable_model.model.named_parameters() if parameter.requires_grad}
 
 
-def load_initial_weights(backbone: Backbone, folder: str) -> Weights:
-    """Load the weights of a folder, with the backbone's settings. Raises RunError if they can't be read."""
-    return get_trainable_parameters(load_initial_backbone(backbone, folder, device="cpu"))
+def load_initial_weights(trainable_model: TrainableModel, folder: str) -> Weights:
+    """Load the weights of a folder, with the trained model's settings. Raises RunError if they can't be read."""
+    return get_trainable_parameters(load_initial_trainable_model(trainable_model, folder, device="cpu"))
 
 
-def load_initial_backbone(backbone: Backbone, folder: str, device: str = "") -> Backbone:
-    """Load a folder with the backbone's settings, on its device or another. Raises RunError if it can't be read."""
-    changes = {"path": folder, "device": device or backbone.settings.device}
+def load_initial_trainable_model(trainable_model: TrainableModel, folder: str, device: str = "") -> TrainableModel:
+    """Load a folder with the model's settings, on its device or `device`. Raises RunError if it can't be read."""
+    changes = {"path": folder, "device": device or trainable_model.settings.device}
     try:
-        return Backbone(backbone.settings.model_copy(update=changes))
+        return TrainableModel(trainable_model.settings.model_copy(update=changes))
     except ModelError as error:
         raise RunError(
             f"rl.kl needs the weights that RL started from, and {folder} can't be read: {error}. Restore that folder",

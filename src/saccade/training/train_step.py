@@ -27,10 +27,10 @@ from saccade.config.schema import RlConfig, SftConfig
 from saccade.errors import RunError, SaccadeError
 from saccade.models import checkpoint_io
 from saccade.models.attention import find_attention_spans
-from saccade.models.backbone import Backbone, LoadAllPixels, LoadPixels
 from saccade.models.policy import PolicyInputs
+from saccade.models.trainable_model import LoadAllPixels, LoadPixels, TrainableModel
 from saccade.training.background import CheckCancelled
-from saccade.training.distributed.backbone import ShardedBackbone, ShardedOptimizer
+from saccade.training.distributed.trainable_model import ShardedOptimizer, ShardedTrainableModel
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import MicroBatch, pack, split_micro_batch
 from saccade.types import TrainingSample
@@ -87,48 +87,52 @@ def merge_reports(reports: Sequence[StepReport]) -> StepReport:
 
 
 def pack_samples(
-    backbone: Backbone, samples: Sequence[TrainingSample], settings: SftConfig | RlConfig
+    trainable_model: TrainableModel, samples: Sequence[TrainingSample], settings: SftConfig | RlConfig
 ) -> list[MicroBatch]:
     """Pack samples into micro-batches of the recipe's size."""
     return pack(
         samples,
-        compute_positions=backbone.renderer.compute_position_ids,
+        compute_positions=trainable_model.renderer.compute_position_ids,
         pack_length=settings.pack_length,
         micro_batch_size=settings.micro_batch_size,
-        num_parallel_micro_batches=backbone.num_parallel_micro_batches,
-        share_prefixes=backbone.renderer.supports_prefix_sharing,
+        num_parallel_micro_batches=trainable_model.num_parallel_micro_batches,
+        share_prefixes=trainable_model.renderer.supports_prefix_sharing,
     )
 
 
 def forward(
-    backbone: Backbone, micro_batch: MicroBatch, *, load_pixels: LoadPixels, temperature: float
+    trainable_model: TrainableModel, micro_batch: MicroBatch, *, load_pixels: LoadPixels, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Return logprobs [N] and entropies [N] (detached) of the trained tokens under the sampling distribution."""
     # Each distinct image is encoded once, however often the micro-batch contains it.
     unique = {image.key: image for image in micro_batch.images}
     index_by_key = {key: index for index, key in enumerate(unique)}
-    backbone.cache_frozen_features(unique.values(), load_pixels)
-    features = [backbone.frozen_features.get(key) for key in unique]
+    trainable_model.cache_frozen_features(unique.values(), load_pixels)
+    features = [trainable_model.frozen_features.get(key) for key in unique]
     new_images = [image for image, known in zip(unique.values(), features, strict=True) if known is None]
     inputs = PolicyInputs(
-        ids_BT=torch.from_numpy(micro_batch.ids_BT).to(backbone.device),
-        positions_3BT=torch.from_numpy(micro_batch.positions_3BT).to(backbone.device),
-        trees=backbone.pack_spans(
+        ids_BT=torch.from_numpy(micro_batch.ids_BT).to(trainable_model.device),
+        positions_3BT=torch.from_numpy(micro_batch.positions_3BT).to(trainable_model.device),
+        trees=trainable_model.pack_spans(
             find_attention_spans(micro_batch.tree_BT, micro_batch.branch_BT), micro_batch.ids_BT.shape[1]
         ),
-        row_N=torch.from_numpy(micro_batch.row_N).to(backbone.device),
-        logit_index_N=torch.from_numpy(micro_batch.logit_index_N).to(backbone.device),
-        token_N=torch.from_numpy(micro_batch.token_N).to(backbone.device),
-        vision_passes=backbone.iterate_vision_passes(new_images, load_pixels),
+        row_N=torch.from_numpy(micro_batch.row_N).to(trainable_model.device),
+        logit_index_N=torch.from_numpy(micro_batch.logit_index_N).to(trainable_model.device),
+        token_N=torch.from_numpy(micro_batch.token_N).to(trainable_model.device),
+        vision_passes=trainable_model.iterate_vision_passes(new_images, load_pixels),
         image_features=features,
         image_indices=[index_by_key[image.key] for image in micro_batch.images],
     )
-    logp_N, entropy_N = backbone.policy(inputs, temperature)
+    logp_N, entropy_N = trainable_model.policy(inputs, temperature)
     return logp_N, entropy_N
 
 
 def load_ahead(
-    backbone: Backbone, micro_batches: Sequence[MicroBatch], load_all_pixels: LoadAllPixels, *, ahead: int = 1
+    trainable_model: TrainableModel,
+    micro_batches: Sequence[MicroBatch],
+    load_all_pixels: LoadAllPixels,
+    *,
+    ahead: int = 1,
 ) -> Iterator[tuple[MicroBatch, LoadPixels]]:
     """Yield each micro-batch with a function that returns its pixels; a thread loads the `ahead` next ones meanwhile.
 
@@ -136,7 +140,7 @@ def load_ahead(
     """
 
     def load(micro_batch: MicroBatch) -> LoadPixels:
-        images = {image.key: image for image in micro_batch.images if image.key not in backbone.frozen_features}
+        images = {image.key: image for image in micro_batch.images if image.key not in trainable_model.frozen_features}
         pixels = load_all_pixels(images.values())
         return lambda image: pixels[image.key]
 
@@ -148,7 +152,7 @@ def load_ahead(
 
 
 def train_step(
-    backbone: Backbone,
+    trainable_model: TrainableModel,
     optimizer: Optimizer | ShardedOptimizer,
     micro_batches: Sequence[MicroBatch],
     loss_fn: LossFn,
@@ -174,23 +178,23 @@ def train_step(
         parts = [
             part
             for micro_batch in micro_batches
-            for part, _ in split_to_fit(micro_batch, backbone.max_micro_batch_tokens)
+            for part, _ in split_to_fit(micro_batch, trainable_model.max_micro_batch_tokens)
         ]
-        if isinstance(backbone, ShardedBackbone):
-            return parts, backbone.accumulate_gradients(
+        if isinstance(trainable_model, ShardedTrainableModel):
+            return parts, trainable_model.accumulate_gradients(
                 parts,
                 loss_fn,
                 load_all_pixels=load_all_pixels,
                 temperature=temperature,
                 check_cancelled=check_cancelled,
             )
-        backbone.model.train()
+        trainable_model.model.train()
         return parts, accumulate_gradients(
-            backbone, parts, compute_loss, load_all_pixels=load_all_pixels, temperature=temperature
+            trainable_model, parts, compute_loss, load_all_pixels=load_all_pixels, temperature=temperature
         )
 
-    micro_batches, results = run_within_memory(backbone, accumulate)
-    backbone.model.eval()
+    micro_batches, results = run_within_memory(trainable_model, accumulate)
+    trainable_model.model.eval()
     require_finite_losses(micro_batches, results, optimizer.current_step)
     grad_norm = optimizer.step()
     on_results(micro_batches, results)
@@ -228,8 +232,8 @@ def detect_full_memory(micro_batch: MicroBatch) -> Iterator[None]:
         raise MemoryExceededError(micro_batch.ids_BT.size) from None
 
 
-def run_within_memory(backbone: Backbone, run: Callable[[], T]) -> T:
-    """Return the result of `run`, which splits micro-batches by `backbone.max_micro_batch_tokens`.
+def run_within_memory(trainable_model: TrainableModel, run: Callable[[], T]) -> T:
+    """Return the result of `run`, which splits micro-batches by `trainable_model.max_micro_batch_tokens`.
 
     When one doesn't fit in memory, lower that bound, discard all gradients, and run again.
     """
@@ -239,10 +243,10 @@ def run_within_memory(backbone: Backbone, run: Callable[[], T]) -> T:
         except MemoryExceededError as error:
             num_tokens = error.num_tokens
         # Outside of the except block, whose exception holds the tensors of the failed pass.
-        backbone.max_micro_batch_tokens = num_tokens - 1
-        backbone.model.zero_grad(set_to_none=True)
+        trainable_model.max_micro_batch_tokens = num_tokens - 1
+        trainable_model.model.zero_grad(set_to_none=True)
         gc.collect()
-        if backbone.device.type == "cuda":
+        if trainable_model.device.type == "cuda":
             torch.cuda.empty_cache()
         _logger.warning(
             "A micro-batch of %d tokens doesn't fit in memory: those as large are split from now on. Lower "
@@ -321,7 +325,7 @@ def require_finite_losses(micro_batches: Sequence[MicroBatch], results: Sequence
 
 
 def accumulate_gradients(
-    backbone: Backbone,
+    trainable_model: TrainableModel,
     micro_batches: Sequence[MicroBatch],
     loss_fn: LossFn,
     *,
@@ -334,7 +338,7 @@ def accumulate_gradients(
     """
 
     def compute_loss(micro_batch: MicroBatch, load_pixels: LoadPixels) -> tuple[Tensor, MicroBatchResult]:
-        logp_N, entropy_N = forward(backbone, micro_batch, load_pixels=load_pixels, temperature=temperature)
+        logp_N, entropy_N = forward(trainable_model, micro_batch, load_pixels=load_pixels, temperature=temperature)
         loss, stats = loss_fn(micro_batch, logp_N)
         return loss, MicroBatchResult(
             loss=float(loss.detach()),
@@ -344,10 +348,10 @@ def accumulate_gradients(
             entropy_N=entropy_N.float().cpu().numpy(),
         )
 
-    if backbone.num_parallel_micro_batches > 1 and len(micro_batches) > 1:
-        return _run_in_parallel(backbone, micro_batches, compute_loss, load_all_pixels)
+    if trainable_model.num_parallel_micro_batches > 1 and len(micro_batches) > 1:
+        return _run_in_parallel(trainable_model, micro_batches, compute_loss, load_all_pixels)
     results = []
-    for micro_batch, load_pixels in load_ahead(backbone, micro_batches, load_all_pixels):
+    for micro_batch, load_pixels in load_ahead(trainable_model, micro_batches, load_all_pixels):
         with detect_full_memory(micro_batch):
             loss, result = compute_loss(micro_batch, load_pixels)
             torch.autograd.backward(loss)
@@ -356,13 +360,13 @@ def accumulate_gradients(
 
 
 def _run_in_parallel(
-    backbone: Backbone,
+    trainable_model: TrainableModel,
     micro_batches: Sequence[MicroBatch],
     compute_loss: Callable[[MicroBatch, LoadPixels], tuple[Tensor, MicroBatchResult]],
     load_all_pixels: LoadAllPixels,
 ) -> list[MicroBatchResult]:
     """Run one thread per micro-batch (several per operation scale worse); gradients are added in order."""
-    num_threads, parameters = backbone.num_parallel_micro_batches, backbone.trainable_parameters
+    num_threads, parameters = trainable_model.num_parallel_micro_batches, trainable_model.trainable_parameters
 
     def compute_gradients(loaded: tuple[MicroBatch, LoadPixels]) -> tuple[MicroBatchResult, tuple[Tensor | None, ...]]:
         micro_batch, load_pixels = loaded
@@ -375,14 +379,14 @@ def _run_in_parallel(
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(num_threads, thread_name_prefix="saccade-batch") as pool:
-            loaded = load_ahead(backbone, micro_batches, load_all_pixels, ahead=num_threads)
+            loaded = load_ahead(trainable_model, micro_batches, load_all_pixels, ahead=num_threads)
             # Bounds memory: at most one set of gradients per thread.
             while group := list(itertools.islice(loaded, num_threads)):
                 for (
                     micro_batch,
                     load_pixels,
                 ) in group:  # not in the threads, or time would decide which pass has an image
-                    backbone.cache_frozen_features(
+                    trainable_model.cache_frozen_features(
                         {image.key: image for image in micro_batch.images}.values(), load_pixels
                     )
                 for result, gradients in pool.map(compute_gradients, group):

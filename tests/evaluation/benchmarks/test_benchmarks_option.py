@@ -22,7 +22,10 @@ def fixed_reply(monkeypatch):
     """Replace the random model's replies by one that is an answer."""
 
     async def generate(self, request):
-        tokens = (*self._backbone.renderer.encode("It is</think><answer>seven</answer>"), request.sampling.stop_ids[0])
+        tokens = (
+            *self._trainable_model.renderer.encode("It is</think><answer>seven</answer>"),
+            request.sampling.stop_ids[0],
+        )
         logprobs = (0.0,) * len(tokens)
         return Completion(tokens=tokens, logprobs=logprobs, version=self.version, finish_reason=FinishReason.STOP)
 

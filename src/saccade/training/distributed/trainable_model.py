@@ -1,4 +1,4 @@
-"""What rank 0's training loop sees of a sharded model: a backbone and an optimizer whose methods are commands."""
+"""What rank 0's training loop sees of a sharded model: a model and an optimizer whose methods are commands."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.errors import RunError
 from saccade.ledger import Ledger
-from saccade.models.backbone import Backbone, LoadAllPixels, LoadPixels, ModelSnapshot
+from saccade.models.trainable_model import LoadAllPixels, LoadPixels, ModelSnapshot, TrainableModel
 from saccade.training.background import CheckCancelled
 from saccade.training.distributed.controller import Controller
 from saccade.training.distributed.micro_steps import count_micro_steps, iterate_micro_steps
@@ -22,8 +22,8 @@ from saccade.training.packing import MicroBatch
 FULL_MEMORY_KEY = "micro_batch_size"  # of the error of a rank in whose memory a micro-batch doesn't fit
 
 
-class ShardedBackbone(Backbone):
-    """A backbone whose weights are sharded among the ranks.
+class ShardedTrainableModel(TrainableModel):
+    """A trainable model whose weights are sharded among the ranks.
 
     Only the methods below may read the weights; an engine in this process needs a copy of its own.
     """
@@ -31,7 +31,7 @@ class ShardedBackbone(Backbone):
     def __init__(self, controller: Controller, settings: ModelConfig) -> None:
         self.controller = controller
         controller.call_on_rank_zero("read_model", settings)
-        own: Backbone = controller.call("load_model", settings)
+        own: TrainableModel = controller.call("load_model", settings)
         self.__dict__.update({**vars(own), "settings": settings})
 
     @property
@@ -123,12 +123,14 @@ class ShardedBackbone(Backbone):
         return logprobs
 
 
-def create_optimizer(backbone: Backbone, settings: OptimizerConfig, num_steps: int) -> "Optimizer | ShardedOptimizer":
-    """Create the optimizer of a backbone's trainable weights, on all ranks if they are sharded."""
-    if isinstance(backbone, ShardedBackbone):
-        backbone.controller.call("create_optimizer", settings, num_steps)
-        return ShardedOptimizer(backbone.controller)
-    return Optimizer(backbone.model, settings, num_steps, cpu_offload=backbone.settings.cpu_offload)
+def create_optimizer(
+    trainable_model: TrainableModel, settings: OptimizerConfig, num_steps: int
+) -> "Optimizer | ShardedOptimizer":
+    """Create the optimizer of a model's trainable weights, on all ranks if they are sharded."""
+    if isinstance(trainable_model, ShardedTrainableModel):
+        trainable_model.controller.call("create_optimizer", settings, num_steps)
+        return ShardedOptimizer(trainable_model.controller)
+    return Optimizer(trainable_model.model, settings, num_steps, cpu_offload=trainable_model.settings.cpu_offload)
 
 
 class ShardedReference:
