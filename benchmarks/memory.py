@@ -17,8 +17,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from _common import describe_machine, measure_peak, parser, show
 from local_engine import NoiseMediaLoader
@@ -33,12 +35,13 @@ from saccade.training.optimizer import Optimizer
 from saccade.training.train_step import train_step
 
 WORDS = 8000  # of the vocabulary
-# By name: settings of the recipe's model (or, with "optim.", of its optimizer), the frames of the prompt, the replies'
+# By name: settings of the recipe's model (or, with a ".", of its section `rl`), the frames of the prompt, the replies'
 # tokens.
 CASES: Mapping[str, tuple[Mapping[str, Any], int, int]] = {
     "all weights": ({}, 100, 95),
     "all weights, checkpointing": ({"activation_checkpointing": True}, 100, 95),
     "all weights, long replies": ({}, 20, 400),
+    "all weights, long replies, entropy bonus": ({"loss.entropy_coef": 0.01}, 20, 400),
     "all weights, many frames": ({}, 300, 95),
     "all weights, bfloat16": ({"dtype": "bfloat16"}, 100, 95),
     "all weights, 8-bit moments": ({"optim.name": "adamw_8bit"}, 100, 95),
@@ -66,10 +69,17 @@ def measure_case(name: str, options: argparse.Namespace) -> dict[str, float]:
     optim = recipe.rl.optim
     optimizer = Optimizer(trainable_model.model, optim, num_steps=10**6, cpu_offload=recipe.model.cpu_offload)
     [batch] = packed(group(trainable_model, frames, options.group, reply), trainable_model)
-    batches = [batch, batch]
+    batches = [replace(batch, weight_N=np.ones(len(batch.token_N), np.float32))] * 2
 
     def step() -> None:
-        train_step(trainable_model, optimizer, batches, loss, load_all_pixels=NoiseMediaLoader().load_all_pixels)
+        train_step(
+            trainable_model,
+            optimizer,
+            batches,
+            loss,
+            load_all_pixels=NoiseMediaLoader().load_all_pixels,
+            entropy_coef=recipe.rl.loss.entropy_coef,
+        )
 
     step()
     measured = measure_peak(step, options.device)
@@ -81,7 +91,7 @@ def measure_case(name: str, options: argparse.Namespace) -> dict[str, float]:
         micro_batch_size=1,
         max_row_prefix_tokens_of_branches=options.group * int((batch.branch_BT == 0).sum()),
     )
-    predicted = estimate_memory(recipe, sizes, optim, training).peak
+    predicted = estimate_memory(recipe, sizes, optim, training, kl=recipe.rl.kl).peak
     return {"tokens": batch.ids_BT.size, "predicted": predicted, "measured": measured}
 
 

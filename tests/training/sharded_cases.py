@@ -93,7 +93,7 @@ CASES = {
     "rl texts": Case("rl", ADAMW, change_samples=replace_by_texts),
     # Its second layer of deepstack features is read by none of the language model.
     "rl texts, one layer": Case("rl", ADAMW, model="shallow", change_samples=replace_by_texts),
-    "rl kl": Case("rl", (*ADAMW, "rl.kl.loss_coef=0.5", "rl.epochs_per_batch=2")),
+    "rl kl": Case("rl", (*ADAMW, "rl.kl.loss_coef=0.5", "rl.epochs_per_batch=2", "rl.loss.entropy_coef=0.1")),
     "rl kl lora": Case("rl", (*ADAMW, "rl.optim.lr=1e-3", "rl.kl.advantage_coef=0.5", "model.lora_rank=2")),
 }
 

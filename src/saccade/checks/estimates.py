@@ -40,6 +40,7 @@ MAX_COUNT = 4_000_000  # of a planned step's conversations, rows and frames, and
 _FLOAT32_BYTES = 4
 _MOMENT_BYTES_IN_8_BITS = 1 + 4 / 256  # a scale per 256 values; small and odd tensors, in float32, are not counted
 _LOGITS_COPIES = 5  # of a chunk of logits, at the peak
+_ENTROPY_COPIES = 1.25  # of it, which the gradient of the entropies adds
 _MLP_COPIES = 3  # of a layer's widest activation, in its backward pass
 _CUBLAS_BYTES = 2 * 2**25  # workspaces of the forward and the backward thread, as large as on Hopper
 _TURN_MARKER_TOKENS = 8  # around a turn, or around a tool result
@@ -566,7 +567,10 @@ def estimate_memory(
     nodes: int = 1,
     kl: KlConfig | None = None,
 ) -> MemoryEstimate:
-    """Estimate training memory on each of `gpus` GPUs of each node, with the reference weights that `kl` needs."""
+    """Estimate training memory on each of `gpus` GPUs of each node, with the reference weights that `kl` needs.
+
+    `kl` is None in SFT.
+    """
     size = DTYPE_BYTES[recipe.model.dtype]
     B, T, rank = training.micro_batch_size, training.max_row_tokens, recipe.model.lora_rank
     on_device = recipe.model.device != "cpu"
@@ -591,11 +595,10 @@ def estimate_memory(
     state = estimate_state(recipe, sizes, optim, gpus=gpus, nodes=nodes)
     reference_size = size if gpus * nodes == 1 else _FLOAT32_BYTES
     state["reference_weights"] = trained * reference_size // gpus if has_reference else 0
-    logits = (
-        _LOGITS_COPIES
-        * _FLOAT32_BYTES
-        * min(B * training.max_row_trained_tokens * sizes.vocab_size, MAX_LOGITS_PER_CHUNK)
-    )
+    has_entropy_bonus = kl is not None and recipe.rl.loss.entropy_coef > 0
+    copies = _LOGITS_COPIES + (_ENTROPY_COPIES if has_entropy_bonus else 0)
+    num_logits = min(B * training.max_row_trained_tokens * sizes.vocab_size, MAX_LOGITS_PER_CHUNK)
+    logits = int(copies * _FLOAT32_BYTES * num_logits)
     # The loss comes before the backward pass of the last layer, which the checkpoints recompute only then.
     mlp = _MLP_COPIES * size * sizes.intermediate_size * B * T
     if recipe.model.activation_checkpointing:

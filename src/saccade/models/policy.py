@@ -114,8 +114,13 @@ class Policy(nn.Module):
         self.forbidden_ids: Tensor
         self.register_buffer("forbidden_ids", forbidden, persistent=False)
 
-    def forward(self, inputs: PolicyInputs, temperature: float) -> tuple[Tensor, Tensor]:
-        """Return logprobs [N] and entropies [N] (detached) of the trained tokens under the sampling distribution."""
+    def forward(
+        self, inputs: PolicyInputs, temperature: float, *, has_entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return logprobs [N] and entropies [N] of the trained tokens under the sampling distribution.
+
+        Entropies are detached unless `has_entropy_gradient`.
+        """
         encoded = [
             features for patches, grids in inputs.vision_passes for features in self.encode_patches(patches, grids)
         ]
@@ -123,29 +128,35 @@ class Policy(nn.Module):
         images = [next(new) if features is None else features for features in inputs.image_features] or encoded
         features = VisionFeatures.cat([images[index] for index in inputs.image_indices]) if images else None
         hidden = self.compute_hidden_states(inputs.ids_BT, inputs.positions_3BT, inputs.trees, features=features)
-        logp_N, entropy_N = self._score_tokens(hidden[inputs.row_N, inputs.logit_index_N], inputs.token_N, temperature)
+        logp_N, entropy_N = self._score_tokens(
+            hidden[inputs.row_N, inputs.logit_index_N], inputs.token_N, temperature, has_entropy_gradient
+        )
         if self.has_gradients_without_images and not images:
             logp_N = logp_N + 0.0 * sum(value.flatten()[0] for value in self.model.model.visual.parameters())
         return logp_N, entropy_N
 
-    def _score_tokens(self, hidden_ND: Tensor, token_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def _score_tokens(
+        self, hidden_ND: Tensor, token_N: Tensor, temperature: float, has_entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
         chunk_size = max(1, MAX_LOGITS_PER_CHUNK // self.model.lm_head.out_features)
         chunks = list(zip(torch.split(hidden_ND, chunk_size), torch.split(token_N, chunk_size), strict=True))
         if len(chunks) == 1:
-            return self._compute_logprobs_and_entropies(hidden_ND, token_N, temperature)
+            return self._compute_logprobs_and_entropies(hidden_ND, token_N, temperature, has_entropy_gradient)
         # Large logits are recomputed in the backward pass, one chunk at a time, to bound memory.
         outputs = [
-            checkpoint(self._compute_logprobs_and_entropies, *chunk, temperature, use_reentrant=False)
+            checkpoint(
+                self._compute_logprobs_and_entropies, *chunk, temperature, has_entropy_gradient, use_reentrant=False
+            )
             for chunk in chunks
         ]
         logp, entropy = zip(*outputs, strict=True)
         return torch.cat(logp), torch.cat(entropy)
 
     def _compute_logprobs_and_entropies(
-        self, hidden_ND: Tensor, token_N: Tensor, temperature: float
+        self, hidden_ND: Tensor, token_N: Tensor, temperature: float, has_entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
         logp_NV = compute_logprobs(self.compute_logits(hidden_ND), temperature)
-        with torch.no_grad():
+        with torch.set_grad_enabled(has_entropy_gradient and torch.is_grad_enabled()):
             entropy_N = -(logp_NV.exp() * logp_NV.clamp(min=-1e4)).sum(dim=-1)
         return logp_NV.gather(1, token_N[:, None])[:, 0].clone(), entropy_N  # FSDP2 hooks no view
 

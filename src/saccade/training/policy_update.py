@@ -115,6 +115,7 @@ def update_policy(
                 loss_fn,
                 load_all_pixels=load_all_pixels,
                 temperature=temperature,
+                entropy_coef=settings.loss.entropy_coef,
                 # Between two updates of one batch the weights are those of no step, which no checkpoint can hold.
                 check_cancelled=(lambda: None) if reports else check_cancelled,
                 on_results=report_tokens,

@@ -101,9 +101,14 @@ def pack_samples(
 
 
 def forward(
-    trainable_model: TrainableModel, micro_batch: MicroBatch, *, load_pixels: LoadPixels, temperature: float
+    trainable_model: TrainableModel,
+    micro_batch: MicroBatch,
+    *,
+    load_pixels: LoadPixels,
+    temperature: float,
+    has_entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return logprobs [N] and entropies [N] (detached) of the trained tokens under the sampling distribution."""
+    """Return logprobs [N] and entropies [N] of the trained tokens; see `Policy.forward`."""
     # Each distinct image is encoded once, however often the micro-batch contains it.
     unique = {image.key: image for image in micro_batch.images}
     index_by_key = {key: index for index, key in enumerate(unique)}
@@ -123,7 +128,7 @@ def forward(
         image_features=features,
         image_indices=[index_by_key[image.key] for image in micro_batch.images],
     )
-    logp_N, entropy_N = trainable_model.policy(inputs, temperature)
+    logp_N, entropy_N = trainable_model.policy(inputs, temperature, has_entropy_gradient=has_entropy_gradient)
     return logp_N, entropy_N
 
 
@@ -159,6 +164,7 @@ def train_step(
     *,
     load_all_pixels: LoadAllPixels,
     temperature: float = 1.0,
+    entropy_coef: float = 0.0,
     check_cancelled: CheckCancelled = lambda: None,
     on_results: "OnResults" = lambda micro_batches, results: None,
 ) -> StepReport:
@@ -186,11 +192,17 @@ def train_step(
                 loss_fn,
                 load_all_pixels=load_all_pixels,
                 temperature=temperature,
+                entropy_coef=entropy_coef,
                 check_cancelled=check_cancelled,
             )
         trainable_model.model.train()
         return parts, accumulate_gradients(
-            trainable_model, parts, compute_loss, load_all_pixels=load_all_pixels, temperature=temperature
+            trainable_model,
+            parts,
+            compute_loss,
+            load_all_pixels=load_all_pixels,
+            temperature=temperature,
+            entropy_coef=entropy_coef,
         )
 
     micro_batches, results = run_within_memory(trainable_model, accumulate)
@@ -331,15 +343,28 @@ def accumulate_gradients(
     *,
     load_all_pixels: LoadAllPixels,
     temperature: float,
+    entropy_coef: float = 0.0,
 ) -> list[MicroBatchResult]:
     """Add up the gradients of micro-batches in this process; return each one's result.
 
+    `entropy_coef` times the entropies, weighted as the tokens' losses are, is subtracted from the loss of `loss_fn`.
     Raises MemoryExceededError if one doesn't fit in memory; the gradients are then useless.
     """
 
     def compute_loss(micro_batch: MicroBatch, load_pixels: LoadPixels) -> tuple[Tensor, MicroBatchResult]:
-        logp_N, entropy_N = forward(trainable_model, micro_batch, load_pixels=load_pixels, temperature=temperature)
+        logp_N, entropy_N = forward(
+            trainable_model,
+            micro_batch,
+            load_pixels=load_pixels,
+            temperature=temperature,
+            has_entropy_gradient=entropy_coef > 0,
+        )
         loss, stats = loss_fn(micro_batch, logp_N)
+        if entropy_coef > 0:
+            assert micro_batch.weight_N is not None, "the tokens of a micro-batch have no weights"
+            weight_N = torch.from_numpy(micro_batch.weight_N).to(entropy_N.device)
+            loss = loss - entropy_coef * (weight_N * entropy_N).sum()
+        entropy_N = entropy_N.detach()
         return loss, MicroBatchResult(
             loss=float(loss.detach()),
             entropy=float(entropy_N.sum()),

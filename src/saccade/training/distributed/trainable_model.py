@@ -46,13 +46,16 @@ class ShardedTrainableModel(TrainableModel):
         *,
         load_all_pixels: LoadAllPixels,
         temperature: float,
+        entropy_coef: float,
         check_cancelled: CheckCancelled,
     ) -> list[Any]:
         """Add up the micro-batches' gradients; return their results, in order."""
         micro_steps = self._iterate_micro_steps(micro_batches, load_all_pixels, check_cancelled)
         has_images = any(micro_batch.images for micro_batch in micro_batches)
         with self._remember_full_memory():
-            results = self.controller.call("accumulate_gradients", loss_fn, temperature, has_images, **micro_steps)
+            results = self.controller.call(
+                "accumulate_gradients", loss_fn, temperature, entropy_coef, has_images, **micro_steps
+            )
         return [result for _, result in results]
 
     def compute_logprobs(

@@ -98,7 +98,12 @@ class TrainingWorker:
         self.trainable_model.frozen_features.clear()
 
     def accumulate_gradients(
-        self, loaded_batches: Iterable[LoadedMicroBatch], loss_fn: LossFn, temperature: float, has_images: bool
+        self,
+        loaded_batches: Iterable[LoadedMicroBatch],
+        loss_fn: LossFn,
+        temperature: float,
+        entropy_coef: float,
+        has_images: bool,
     ) -> list[tuple[int, MicroBatchResult]]:
         """Add up the gradients of the micro-batches of all ranks; `has_images`: any of them has images.
 
@@ -121,6 +126,7 @@ class TrainingWorker:
                         loss_fn,
                         load_all_pixels=loaded.load_all_pixels,
                         temperature=temperature,
+                        entropy_coef=entropy_coef,
                     )
                 stats = {name: value.cpu() for name, value in result.stats.items()}
                 results.append((loaded.index, result._replace(stats=stats)))
