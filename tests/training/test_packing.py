@@ -343,6 +343,7 @@ def test_the_entropy_bonus_raises_the_weighted_entropy(backbone, monkeypatch, lo
     rng = np.random.default_rng(0)
     batches = [replace(batch, weight_N=rng.random(len(batch.token_N), np.float32)) for batch in pack_small(backbone)]
     optimizer = GradientRecorder(backbone)
+    backbone.model.zero_grad(set_to_none=True)
 
     def step(entropy_coef):
         def loss(batch, logp_N):
