@@ -335,15 +335,17 @@ def test_parallel_micro_batches_are_reproducible_and_equal_sequential_ones(tiny_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("logits_per_chunk", [None, 5])
-def test_the_entropy_bonus_raises_the_weighted_entropy(backbone, monkeypatch, logits_per_chunk):
+def test_the_entropy_bonus_raises_the_weighted_entropy(trainable_model, monkeypatch, logits_per_chunk):
     """Its gradient is minus the weighted entropies', which central differences along it confirm."""
     if logits_per_chunk:
-        size = logits_per_chunk * backbone.model.lm_head.out_features
+        size = logits_per_chunk * trainable_model.model.lm_head.out_features
         monkeypatch.setattr("saccade.models.policy.MAX_LOGITS_PER_CHUNK", size)
     rng = np.random.default_rng(0)
-    batches = [replace(batch, weight_N=rng.random(len(batch.token_N), np.float32)) for batch in pack_small(backbone)]
-    optimizer = GradientRecorder(backbone)
-    backbone.model.zero_grad(set_to_none=True)
+    batches = [
+        replace(batch, weight_N=rng.random(len(batch.token_N), np.float32)) for batch in pack_small(trainable_model)
+    ]
+    optimizer = GradientRecorder(trainable_model)
+    trainable_model.model.zero_grad(set_to_none=True)
 
     def step(entropy_coef):
         def loss(batch, logp_N):
@@ -351,12 +353,12 @@ def test_the_entropy_bonus_raises_the_weighted_entropy(backbone, monkeypatch, lo
 
         with torch.enable_grad():
             options = {"load_all_pixels": load_all_pixels, "entropy_coef": entropy_coef}
-            return train_step(backbone, optimizer, batches, loss, **options), optimizer.gradients
+            return train_step(trainable_model, optimizer, batches, loss, **options), optimizer.gradients
 
     def measure_weighted_entropy():
         total = 0.0
         for batch in batches:
-            _, entropy_N = forward(backbone, batch, load_pixels=load_pixels, temperature=1.0)
+            _, entropy_N = forward(trainable_model, batch, load_pixels=load_pixels, temperature=1.0)
             total += float(torch.from_numpy(batch.weight_N).double() @ entropy_N.double())
         return total
 
@@ -365,11 +367,11 @@ def test_the_entropy_bonus_raises_the_weighted_entropy(backbone, monkeypatch, lo
     assert step(0.0)[0].loss == 0.0
     norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
     assert norm > 0.1
-    weights = {name: parameter.detach().clone() for name, parameter in backbone.model.named_parameters()}
+    weights = {name: parameter.detach().clone() for name, parameter in trainable_model.model.named_parameters()}
     entropies = []
     for distance in (-1e-3, 1e-3, 0.0):
         for name, gradient in gradients.items():
-            parameter = backbone.model.get_parameter(name)
+            parameter = trainable_model.model.get_parameter(name)
             parameter.data.copy_(weights[name]).add_(gradient, alpha=distance / norm)
         entropies.append(measure_weighted_entropy())
     assert (entropies[0] - entropies[1]) / 2e-3 == pytest.approx(norm / 0.25, rel=0.02)
