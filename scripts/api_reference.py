@@ -55,7 +55,7 @@ HELD_TYPES = (
 )
 ALIASES = (
     "runs.api AnyPath",
-    "runs.api OnStep",
+    "protocols OnStep",
     "ledger Box",
     "protocols EnvironmentFactory",
     "protocols SelectEnvironment",

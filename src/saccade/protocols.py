@@ -349,6 +349,7 @@ class Environment(Protocol):
 
 EnvironmentFactory = Callable[[], Environment]  # called once per episode
 SelectEnvironment = Callable[[Task], EnvironmentFactory]  # what a task's episodes run in
+OnStep = Callable[[int, Mapping[str, float]], None]  # receives the number of a step and its metrics
 
 
 RewardResult = float | Score | Ungraded  # what a reward returns

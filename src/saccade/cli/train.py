@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from saccade.cli.evaluate import print_evaluation
 from saccade.cli.terminal import ModelPath, RecipeName, Settings, err, out, show_progress
 from saccade.config.load import load_recipe
 from saccade.config.schema import Recipe
+from saccade.protocols import OnStep
 from saccade.reporting.console import print_text
 
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")]
@@ -34,7 +35,6 @@ NumProcesses = Annotated[
 ProfileStep = Annotated[
     int | None, typer.Option(help="A step to trace: writes profile/*.json for chrome://tracing.", min=1)
 ]
-OnStep = Callable[[int, Mapping[str, float]], None]
 
 
 def build_stage_command(stage: str) -> Callable[..., None]:

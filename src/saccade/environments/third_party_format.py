@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, Field
 
@@ -129,7 +129,7 @@ class ThirdPartyFormat(ToolEnvironment):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        given = ThirdPartyFormatSettings.model_validate(settings)
+        given = cast(ThirdPartyFormatSettings, self.settings)
         prompt_format, self.parse_text = load_prompt_format(given.prompt_format)
         tools = prompt_format.tools if given.tools is None else given.tools
         if not tools:  # a control, in which no text offers a tool

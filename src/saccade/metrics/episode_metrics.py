@@ -7,7 +7,7 @@ episode scores 0 and is counted. Intervals are over files: see `metrics.statisti
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
 
 import numpy as np
@@ -34,18 +34,13 @@ SliceFn = Callable[[ScoredEpisode], str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(Estimate):
     """Record after minus before over the `n` tasks in both evaluations, in `num_clusters` clusters.
 
     `insignificance_reason` is why the difference is not significant, "" if it is
     (`statistics.explain_insignificance`); `unpaired` counts tasks in only one evaluation.
     """
 
-    mean: float
-    low: float
-    high: float
-    n: int
-    num_clusters: int
     is_significant: bool
     insignificance_reason: str
     better: int
@@ -190,11 +185,7 @@ def compute_paired_difference(
         count_signs(deltas),
     )
     return Difference(
-        mean=estimate.mean,
-        low=estimate.low,
-        high=estimate.high,
-        n=estimate.n,
-        num_clusters=estimate.num_clusters,
+        **asdict(estimate),
         is_significant=not insignificance_reason,
         insignificance_reason=insignificance_reason,
         better=better,

@@ -15,7 +15,7 @@ import logging
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,6 +28,7 @@ from rich.text import Text
 
 from saccade.errors import DataError
 from saccade.metrics.tables import format_duration
+from saccade.protocols import OnStep
 from saccade.reporting.console import format_step, format_validation, print_text, show_progress_lines
 from saccade.training.episode_log import list_rollout_files, read_rollout_lines
 from saccade.types import BlockKind
@@ -37,7 +38,6 @@ SPARK_STEPS = 24  # shown as blocks, at most
 PACE_STEPS = 10  # whose median time makes the remaining time
 MAX_STAGES = 4  # of a step's time
 BLOCKS = "▁▂▃▄▅▆▇█"
-OnStep = Callable[[int, Mapping[str, float]], None]
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 

@@ -27,6 +27,7 @@ from saccade.evaluation.judge_results import apply_verdicts, read_verdicts
 from saccade.evaluation.records import read_scored_episodes
 from saccade.evaluation.runner import EvaluationProgress
 from saccade.evaluation.shards import get_results_path
+from saccade.protocols import OnStep
 from saccade.rollouts.runner import run_episode
 from saccade.runs import evaluation, pipeline, stages
 from saccade.runs.run_folder import Run
@@ -34,7 +35,6 @@ from saccade.training.episode_log import RolloutRecord, read_rollouts
 from saccade.types import AnswerType, Episode, Media, MediaKind, ScoredEpisode, Task
 
 AnyPath = str | os.PathLike[str]  # a path; relative ones start at the working directory
-OnStep = Callable[[int, Mapping[str, float]], None]  # receives the number of a step and its metrics
 
 
 def generate_data(

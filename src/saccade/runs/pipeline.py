@@ -31,7 +31,7 @@ from saccade.data.synthetic.generate import FRAME_BUDGETS
 from saccade.environments.task_environments import TaskEnvironments
 from saccade.errors import ConfigError, DataError, ModelError, RunError, convert_errors
 from saccade.models.checkpoint_files import verify_model_files
-from saccade.protocols import ChatEngine
+from saccade.protocols import ChatEngine, OnStep
 from saccade.reporting.loggers.dispatch import open_loggers
 from saccade.rollouts.components import (
     RolloutComponents,
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("saccade")
 T = TypeVar("T")
-OnStep = Callable[[int, Mapping[str, float]], None]
 CHAT_ENGINE = "chat_completions"  # the engine used for a model that is given as a URL
 EXPORTED_RECIPE = "saccade_recipe.yaml"  # of an exported checkpoint: a folder with recipe.yaml would be a run
 IMAGES_FOLDER = "images"  # of a run: the images that its tools made

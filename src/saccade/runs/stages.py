@@ -3,18 +3,18 @@
 sft ──> rl ──> eval      a stage runs if the recipe configures it and names its data
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from saccade.config.schema import STAGES, Recipe
 from saccade.errors import ConfigError, RunError
+from saccade.protocols import OnStep
 from saccade.runs import pipeline
 from saccade.runs.run_folder import Run
 from saccade.runs.run_lock import TRAINING, RunLock
 from saccade.training import checkpoint
 
 DATA_KEYS = {"sft": "data.demonstrations", "rl": "data.train", "eval": "data.test"}
-OnStep = Callable[[int, Mapping[str, float]], None]
 # Receives a stage and its number of steps; returns its callbacks for steps and for validations.
 StartStage = Callable[[str, int], tuple[OnStep, OnStep]]
 
