@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import saccade
+from saccade import testing
 
 FOLDER = Path(__file__).parents[1] / "examples"
 PATHS = sorted([*FOLDER.glob("*.py"), *FOLDER.glob("*.ipynb")])
@@ -92,7 +93,7 @@ def test_own_tool_is_offered_to_the_model(run, capsys):
 
 def test_own_tool_fulfills_the_contract(renderer):
     tool = runpy.run_path(str(FOLDER / "own_tool.py"))["compare_frames"]
-    asyncio.run(saccade.testing.check_tool(tool, renderer))
+    asyncio.run(testing.check_tool(tool, renderer))
 
 
 @pytest.mark.slow
