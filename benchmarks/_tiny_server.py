@@ -20,19 +20,19 @@ from safetensors.torch import load_file
 from saccade.config.schema import ModelConfig
 from saccade.engines.local import Local
 from saccade.ledger import ImageRef, ImageSlot, Ledger
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.types import GenerationRequest, SamplingParams
 
 
 class TinyServer(ScriptedServer):
     """Serves a tiny model."""
 
-    def __init__(self, trainable_model: TrainableModel) -> None:
-        super().__init__(trainable_model.renderer, 0.0, 0.0, 0.0)
-        self.trainable_model, self.engine, self.folder = (
-            trainable_model,
-            Local(trainable_model, self),
-            trainable_model.settings.path,
+    def __init__(self, vlm: VisionLanguageModel) -> None:
+        super().__init__(vlm.renderer, 0.0, 0.0, 0.0)
+        self.vlm, self.engine, self.folder = (
+            vlm,
+            Local(vlm, self),
+            vlm.settings.path,
         )
         self.pixels = dict[str, np.ndarray]()
 
@@ -47,9 +47,9 @@ class TinyServer(ScriptedServer):
         if path.partition("?")[0] == "/collective_rpc":
             folder = Path(json.loads(body)["kwargs"]["weights_path"])
             weights = {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
-            missing = self.trainable_model.model.load_state_dict(weights, strict=False).missing_keys
+            missing = self.vlm.model.load_state_dict(weights, strict=False).missing_keys
             assert set(missing) <= {"lm_head.weight"}, missing  # tied
-            await self.engine.sync_weights(self.trainable_model, 0)
+            await self.engine.sync_weights(self.vlm, 0)
         return await super().answer(method, path, body)
 
     async def generate(self, content: Any, num_bytes: int) -> Any:
@@ -98,7 +98,7 @@ class TinyServer(ScriptedServer):
 
 async def main(model: str, port: str) -> None:
     torch.set_num_threads(1)
-    served = TinyServer(TrainableModel(ModelConfig(path=model, num_threads=1)))
+    served = TinyServer(VisionLanguageModel(ModelConfig(path=model, num_threads=1)))
     async with await asyncio.start_server(served.serve, "127.0.0.1", int(port), limit=1 << 26, backlog=4096):
         print(f"http://127.0.0.1:{port}", flush=True)
         await asyncio.Event().wait()

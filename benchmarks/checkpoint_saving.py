@@ -18,7 +18,7 @@ from _common import describe_machine, parser, show
 from saccade.config.schema import CheckpointConfig, ModelConfig, OptimizerConfig
 from saccade.models.attention import AttentionSpan
 from saccade.models.tiny import make_tiny_model
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.training.background import run_in_thread
 from saccade.training.checkpoint_writer import CheckpointWriter, FinishedStep
 from saccade.training.optimizer import Optimizer
@@ -32,11 +32,11 @@ class Side:
     def __init__(self, model: Path, folder: Path, mode: str, given: argparse.Namespace) -> None:
         self.mode, self.folder, self.interval, self.step = mode, folder, given.interval, 0
         settings = ModelConfig(path=str(model), num_threads=given.threads, device=given.device)
-        self.trainable_model = TrainableModel(settings)
-        self.optimizer = Optimizer(self.trainable_model.model, OptimizerConfig(name="adamw", lr=1e-5), 10**6)
+        self.vlm = VisionLanguageModel(settings)
+        self.optimizer = Optimizer(self.vlm.model, OptimizerConfig(name="adamw", lr=1e-5), 10**6)
         self.writer = CheckpointWriter(
             folder=folder,
-            trainable_model=self.trainable_model,
+            vlm=self.vlm,
             optimizer=self.optimizer,
             retention=CheckpointConfig(last=1, background=mode == "background"),
             get_scores=lambda metric: {},
@@ -60,9 +60,9 @@ class Side:
     def _update(self) -> None:
         (B, T), device = self.ids_BT.shape, self.ids_BT.device
         positions_3BT = torch.arange(T, device=device).expand(3, B, T)
-        trees = self.trainable_model.pack_spans([AttentionSpan(row, 0, T) for row in range(B)], T)
-        hidden = self.trainable_model.policy.compute_hidden_states(self.ids_BT, positions_3BT, trees)
-        logits = self.trainable_model.policy.compute_logits(hidden[:, :-1].flatten(0, 1))
+        trees = self.vlm.pack_spans([AttentionSpan(row, 0, T) for row in range(B)], T)
+        hidden = self.vlm.policy.compute_hidden_states(self.ids_BT, positions_3BT, trees)
+        logits = self.vlm.policy.compute_logits(hidden[:, :-1].flatten(0, 1))
         torch.nn.functional.cross_entropy(logits, self.ids_BT[:, 1:].flatten()).backward()
         self.optimizer.step()
         if self.ids_BT.is_cuda:

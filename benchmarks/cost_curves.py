@@ -26,7 +26,7 @@ from saccade.data.synthetic import generate_dataset
 from saccade.ledger import Ledger
 from saccade.media.frame_sampling import sample_uniform_times
 from saccade.models.tiny import make_tiny_model
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import pack
 from saccade.training.train_step import train_step
@@ -51,22 +51,22 @@ CURVES: Mapping[str, tuple[str, tuple[int, ...], str]] = {
 }
 
 
-def build_turns(trainable_model: TrainableModel, turns: int) -> list[TrainingSample]:
+def build_turns(vlm: VisionLanguageModel, turns: int) -> list[TrainingSample]:
     """Return one conversation of `turns` replies of 30 tokens, each followed by a tool result of 30 tokens."""
     rng = np.random.default_rng(turns)
-    [ledger] = prompts(trainable_model, 1, 8)
+    [ledger] = prompts(vlm, 1, 8)
     for _ in range(turns):
         reply, result = rng.integers(0, 250, (2, 30)).tolist()
         ledger = ledger.append_completion(reply, logprobs=[-5.0] * len(reply), version=0).observe(result)
     return [build_sample(ledger)]
 
 
-def build_crops(trainable_model: TrainableModel, crops: int) -> list[TrainingSample]:
+def build_crops(vlm: VisionLanguageModel, crops: int) -> list[TrainingSample]:
     """Return the conversations of `crops` sub-agents, with different frames and replies of 20 tokens."""
     rng = np.random.default_rng(crops)
     return [
         build_sample(prompt.append_completion(rng.integers(0, 250, 20).tolist(), logprobs=[-5.0] * 20, version=0))
-        for prompt in prompts(trainable_model, crops, 8)
+        for prompt in prompts(vlm, crops, 8)
     ]
 
 
@@ -79,13 +79,13 @@ def build_functions(folder: Path, threads: int, scale: int) -> dict[str, Callabl
     """Return, for each curve, what builds the measured function of a size."""
     make_tiny_model(str(folder / "model"))
     generate_dataset(folder / "synthetic", SyntheticConfig(train=4, validation=1, test=1), seed=0)
-    trainable_model = TrainableModel(ModelConfig(path=str(folder / "model"), num_threads=threads))
-    optimizer = Optimizer(trainable_model.model, OptimizerConfig(lr=1e-6), num_steps=10**6)
+    vlm = VisionLanguageModel(ModelConfig(path=str(folder / "model"), num_threads=threads))
+    optimizer = Optimizer(vlm.model, OptimizerConfig(lr=1e-6), num_steps=10**6)
 
     def train(samples: Sequence[TrainingSample], *, pack_length: int = 10**6) -> Callable[[], Any]:
-        positions, media = trainable_model.renderer.compute_position_ids, NoiseMediaLoader()
+        positions, media = vlm.renderer.compute_position_ids, NoiseMediaLoader()
         batches = pack(samples, compute_positions=positions, pack_length=pack_length, micro_batch_size=1)
-        return lambda: train_step(trainable_model, optimizer, batches, loss, load_all_pixels=media.load_all_pixels)
+        return lambda: train_step(vlm, optimizer, batches, loss, load_all_pixels=media.load_all_pixels)
 
     def roll_out(episodes: int) -> Callable[[], Any]:
         components, tasks = load_components(folder, f"rl.prompts_per_step={episodes // 8}")
@@ -98,10 +98,10 @@ def build_functions(folder: Path, threads: int, scale: int) -> dict[str, Callabl
         return lambda: load(build_loader(threads), str(path), times)
 
     return {
-        "group": lambda size: train(group(trainable_model, 55 // scale, size, 60)),
-        "prompt": lambda size: train(group(trainable_model, size, 8, 60)),
-        "turns": lambda size: train(build_turns(trainable_model, size)),
-        "crops": lambda size: train(build_crops(trainable_model, size), pack_length=1024),
+        "group": lambda size: train(group(vlm, 55 // scale, size, 60)),
+        "prompt": lambda size: train(group(vlm, size, 8, 60)),
+        "turns": lambda size: train(build_turns(vlm, size)),
+        "crops": lambda size: train(build_crops(vlm, size), pack_length=1024),
         "episodes": roll_out,
         "video": decode,
     }

@@ -28,7 +28,7 @@ from saccade.environments.tool_calling import ToolCalling
 from saccade.ledger import Origin
 from saccade.media.cache import CachingMediaLoader
 from saccade.models.tiny import make_tiny_model
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.protocols import Context
 from saccade.rollouts.runner import run_episode
 from saccade.types import (
@@ -67,10 +67,10 @@ class SequentialCalls(ToolCalling):
 class ReadyMainAgent(FullLengthEngine):
     """Samples the replies of sub-agents; those of the main agent, which begin with a prefill, are ready."""
 
-    def __init__(self, trainable_model: TrainableModel, media: CachingMediaLoader, calls: str) -> None:
-        super().__init__(trainable_model, media)
+    def __init__(self, vlm: VisionLanguageModel, media: CachingMediaLoader, calls: str) -> None:
+        super().__init__(vlm, media)
         self._texts = iter((calls, "</think><answer>red</answer>"))
-        self._renderer = trainable_model.renderer
+        self._renderer = vlm.renderer
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Return the main agent's next reply, or sample."""
@@ -84,7 +84,7 @@ class ReadyMainAgent(FullLengthEngine):
 class Turn:
     """What is measured: an episode of one turn of crops."""
 
-    trainable_model: TrainableModel
+    vlm: VisionLanguageModel
     clip: str
     duration: float  # of the clip, seconds
     frames: int  # of a crop
@@ -100,8 +100,8 @@ class Turn:
         ]
         calls = "I look.</think>" + "".join(CALL % json.dumps(each) for each in arguments)
         context = Context(
-            engine=ReadyMainAgent(self.trainable_model, media, calls),
-            renderer=self.trainable_model.renderer,
+            engine=ReadyMainAgent(self.vlm, media, calls),
+            renderer=self.vlm.renderer,
             media=media,
             sampling=SamplingParams(max_tokens=self.new_tokens),
             seed=0,
@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         clip, store = str(Path(folder, "clip.mp4")), str(Path(folder, "store"))
         make_clip(Path(clip), 20, chosen.seconds // 20, "pyramid", size=(320, 180))
         turn = Turn(
-            trainable_model=TrainableModel(ModelConfig(path=folder, num_threads=chosen.threads)),
+            vlm=VisionLanguageModel(ModelConfig(path=folder, num_threads=chosen.threads)),
             clip=clip,
             duration=float(chosen.seconds // 20 * 20),
             frames=chosen.frames,

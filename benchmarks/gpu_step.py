@@ -44,7 +44,7 @@ from saccade.config.schema import Recipe
 from saccade.environments.task_environments import TaskEnvironments
 from saccade.models.attention import find_attention_spans
 from saccade.models.tiny import make_tiny_model
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.rollouts.components import TrainingComponents
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import MicroBatch, pack
@@ -94,17 +94,15 @@ def make_components(options: argparse.Namespace, sizes: Sizes, folder: str) -> T
     if options.lora_rank is None:
         options.lora_rank = 0 if fits(model, options.device) else 64
     recipe = make_recipe(options, sizes, folder)
-    trainable_model = TrainableModel(recipe.model, model)
-    trainable_model.renderer = CallingRenderer(trainable_model.renderer, sizes)
+    vlm = VisionLanguageModel(recipe.model, model)
+    vlm.renderer = CallingRenderer(vlm.renderer, sizes)
     media = NoiseMediaLoader()
     environments = TaskEnvironments.from_recipe(recipe)
     engine = FullLengthEngine(
-        trainable_model, media, prefix_cache_tokens=options.prefix_cache_tokens, kv_cache_tokens=options.kv_cache_tokens
+        vlm, media, prefix_cache_tokens=options.prefix_cache_tokens, kv_cache_tokens=options.kv_cache_tokens
     )
     acting = {"media": media, "engine": engine, "environments": environments, "score_fn": score}
-    return TrainingComponents(
-        recipe=recipe, renderer=trainable_model.renderer, trainable_model=trainable_model, **acting
-    )
+    return TrainingComponents(recipe=recipe, renderer=vlm.renderer, vlm=vlm, **acting)
 
 
 def fits(model: nn.Module, device: str) -> bool:
@@ -164,7 +162,7 @@ async def one_step(
         )
         report = update_policy(components, samples, settings, optimizer)
     with phases.phase("weight_sync"):
-        await components.engine.sync_weights(components.trainable_model, number + 1)
+        await components.engine.sync_weights(components.vlm, number + 1)
     return samples, report
 
 
@@ -193,11 +191,11 @@ def linear_weights(*modules: nn.Module) -> tuple[int, int]:
     return own, adapters
 
 
-def model_flops(trainable_model: TrainableModel, batches: Sequence[MicroBatch]) -> float:
+def model_flops(vlm: VisionLanguageModel, batches: Sequence[MicroBatch]) -> float:
     """Model FLOPs of one training step; see the top of the file."""
-    text, visual = trainable_model.language_model.config, trainable_model.model.model.visual
-    weights, adapters = linear_weights(trainable_model.language_model.layers)
-    frozen = trainable_model.settings.lora_rank > 0
+    text, visual = vlm.language_model.config, vlm.model.model.visual
+    weights, adapters = linear_weights(vlm.language_model.layers)
+    frozen = vlm.settings.lora_rank > 0
     W, V = (2, 1) if frozen else (3, 3)
     blocks, _ = linear_weights(visual.blocks)
     mergers, _ = linear_weights(visual.merger, visual.deepstack_merger_list)
@@ -206,10 +204,10 @@ def model_flops(trainable_model: TrainableModel, batches: Sequence[MicroBatch]) 
         spans = find_attention_spans(batch.tree_BT, batch.branch_BT)
         pairs = sum(span.num_pairs for span in spans)
         total += sum(span.length for span in spans) * 2 * (W * weights + 3 * adapters)
-        total += 3 * 4 * text.num_hidden_layers * text.num_attention_heads * trainable_model.kv_cache_shape[2] * pairs
+        total += 3 * 4 * text.num_hidden_layers * text.num_attention_heads * vlm.kv_cache_shape[2] * pairs
         total += W * len(batch.token_N) * 2 * text.hidden_size * text.vocab_size
         for picture in {picture.key: picture for picture in batch.images}.values():
-            tokens = trainable_model.renderer.count_visual_tokens(picture)
+            tokens = vlm.renderer.count_visual_tokens(picture)
             patches = tokens * visual.spatial_merge_size**2
             attention = 4 * visual.config.depth * visual.config.hidden_size * patches**2
             total += V * (patches * 2 * blocks + attention + tokens * 2 * mergers)
@@ -233,7 +231,7 @@ def measure(options: argparse.Namespace, sizes: Sizes, folder: str) -> dict[str,
     phases = Phases(options.device)
     with phases.phase("load"):
         components = make_components(options, sizes, folder)
-        optimizer = Optimizer(components.trainable_model.model, components.recipe.rl.optim, num_steps=2)
+        optimizer = Optimizer(components.vlm.model, components.recipe.rl.optim, num_steps=2)
     short = components.recipe.model_copy(
         update={"sampling": components.recipe.sampling.model_copy(update={"max_tokens": 8})}
     )
@@ -242,15 +240,15 @@ def measure(options: argparse.Namespace, sizes: Sizes, folder: str) -> dict[str,
     samples, report = asyncio.run(one_step(components, optimizer, 1, phases))
     work = components.engine.stats
     settings = components.recipe.rl
-    positions = components.trainable_model.renderer.compute_position_ids
+    positions = components.vlm.renderer.compute_position_ids
     batches = pack(
         samples,
         compute_positions=positions,
         pack_length=settings.pack_length,
         micro_batch_size=settings.micro_batch_size,
     )
-    flops = model_flops(components.trainable_model, batches)
-    parameters = sum(parameter.numel() for parameter in components.trainable_model.model.parameters())
+    flops = model_flops(components.vlm, batches)
+    parameters = sum(parameter.numel() for parameter in components.vlm.model.parameters())
     return {
         "parameters (billions)": parameters / 1e9,
         "trained": f"adapters of rank {options.lora_rank}" if options.lora_rank else "all weights",

@@ -36,7 +36,7 @@ from saccade.engines.local import Local
 from saccade.environments.task_environments import TaskEnvironments
 from saccade.ledger import ImageRef, Ledger
 from saccade.models.tiny import make_tiny_model
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.rollouts.components import TrainingComponents, compose_task_rewards
 from saccade.training.optimizer import Optimizer
 from saccade.training.policy_update import update_policy
@@ -83,17 +83,17 @@ class SaccadeSteps:
         }
         recipe = load_recipe("tiny/base", [f"{key}={value}" for key, value in settings.items()])
         torch.set_num_threads(threads)
-        trainable_model = TrainableModel(recipe.model)
+        vlm = VisionLanguageModel(recipe.model)
         self._components = TrainingComponents(
             recipe=recipe,
-            renderer=trainable_model.renderer,
-            trainable_model=trainable_model,
+            renderer=vlm.renderer,
+            vlm=vlm,
             media=loader,
-            engine=Local(trainable_model, loader),
+            engine=Local(vlm, loader),
             environments=TaskEnvironments.from_recipe(recipe),
             score_fn=compose_task_rewards(recipe),
         )
-        self._optimizer = Optimizer(trainable_model.model, recipe.rl.optim, num_steps=10**6)
+        self._optimizer = Optimizer(vlm.model, recipe.rl.optim, num_steps=10**6)
         self._loader, self._group, self._new_tokens = loader, group, new_tokens
         self._samples: list[TrainingSample] = []
 
@@ -131,7 +131,7 @@ class SaccadeSteps:
         """Update the policy, and drop what the engine holds of the old weights."""
         components = self._components
         update_policy(components, self._samples, components.recipe.rl, self._optimizer)
-        asyncio.run(components.engine.sync_weights(components.trainable_model, components.engine.version + 1))
+        asyncio.run(components.engine.sync_weights(components.vlm, components.engine.version + 1))
 
     def step(self) -> dict[str, Any]:
         """Take one step and return its seconds."""

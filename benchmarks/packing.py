@@ -24,7 +24,7 @@ from torch import Tensor
 
 from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.models.tiny import make_tiny_model
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import MicroBatch, PrefixTree, build_micro_batch, pack
 from saccade.training.train_step import train_step
@@ -32,11 +32,11 @@ from saccade.types import TrainingSample
 
 
 def group(
-    trainable_model: TrainableModel, frames: int, size: int, reply: int, *, frame_side: int = 1, in_pairs: bool = False
+    vlm: VisionLanguageModel, frames: int, size: int, reply: int, *, frame_side: int = 1, in_pairs: bool = False
 ) -> list[TrainingSample]:
     """Attempts at one prompt, with replies of different lengths and advantages of both signs."""
     rng = np.random.default_rng(frames)
-    [prompt] = prompts(trainable_model, 1, frames, frame_side=frame_side, in_pairs=in_pairs)
+    [prompt] = prompts(vlm, 1, frames, frame_side=frame_side, in_pairs=in_pairs)
     samples = []
     for index in range(size):
         tokens = rng.integers(0, 250, reply + int(rng.integers(-8, 9))).tolist()
@@ -48,20 +48,18 @@ def group(
     return samples
 
 
-def padded(samples: Sequence[TrainingSample], trainable_model: TrainableModel) -> list[MicroBatch]:
+def padded(samples: Sequence[TrainingSample], vlm: VisionLanguageModel) -> list[MicroBatch]:
     """One row per sample, all as long as the longest."""
     rows = [
         [PrefixTree(prefix_length=0, sample_indices=(i,), num_tokens=len(sample.ledger))]
         for i, sample in enumerate(samples)
     ]
-    return [build_micro_batch(samples, rows, trainable_model.renderer.compute_position_ids)]
+    return [build_micro_batch(samples, rows, vlm.renderer.compute_position_ids)]
 
 
-def packed(samples: Sequence[TrainingSample], trainable_model: TrainableModel) -> list[MicroBatch]:
+def packed(samples: Sequence[TrainingSample], vlm: VisionLanguageModel) -> list[MicroBatch]:
     """The group as one tree."""
-    return pack(
-        samples, compute_positions=trainable_model.renderer.compute_position_ids, pack_length=10**6, micro_batch_size=8
-    )
+    return pack(samples, compute_positions=vlm.renderer.compute_position_ids, pack_length=10**6, micro_batch_size=8)
 
 
 def loss(batch: MicroBatch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -70,21 +68,15 @@ def loss(batch: MicroBatch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor
     return -(advantage_N * logp_N).mean(), {"tokens": torch.tensor(float(len(logp_N)))}
 
 
-def compare_pairs(
-    trainable_model: TrainableModel, optimizer: Optimizer, frames: int, chosen: Namespace
-) -> dict[str, Any]:
+def compare_pairs(vlm: VisionLanguageModel, optimizer: Optimizer, frames: int, chosen: Namespace) -> dict[str, Any]:
     """Measure the packed step of the same frames in pairs and alone."""
     media, sides, counts = NoiseMediaLoader(), {}, {}
     for name, in_pairs in (("pairs", True), ("single", False)):
-        samples = group(
-            trainable_model, frames, chosen.group, chosen.reply, frame_side=chosen.frame_side, in_pairs=in_pairs
-        )
-        [batch] = packed(samples, trainable_model)
-        counts[f"{name} visual tokens"] = sum(map(trainable_model.renderer.count_visual_tokens, batch.images))
+        samples = group(vlm, frames, chosen.group, chosen.reply, frame_side=chosen.frame_side, in_pairs=in_pairs)
+        [batch] = packed(samples, vlm)
+        counts[f"{name} visual tokens"] = sum(map(vlm.renderer.count_visual_tokens, batch.images))
         counts[f"{name} packed tokens"] = batch.ids_BT.size
-        sides[name] = partial(
-            train_step, trainable_model, optimizer, [batch], loss, load_all_pixels=media.load_all_pixels
-        )
+        sides[name] = partial(train_step, vlm, optimizer, [batch], loss, load_all_pixels=media.load_all_pixels)
     seconds = alternate(sides, chosen.rounds)
     return build_comparison_row(f"{frames} frames, {chosen.group} replies", seconds) | counts
 
@@ -101,21 +93,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(chosen.threads)
     with tempfile.TemporaryDirectory() as folder:
         make_tiny_model(folder)
-        trainable_model = TrainableModel(ModelConfig(path=folder))
-    optimizer = Optimizer(trainable_model.model, OptimizerConfig(lr=1e-6), num_steps=10**6)
+        vlm = VisionLanguageModel(ModelConfig(path=folder))
+    optimizer = Optimizer(vlm.model, OptimizerConfig(lr=1e-6), num_steps=10**6)
     rows = []
     if chosen.pairs:
-        rows = [compare_pairs(trainable_model, optimizer, frames, chosen) for frames in chosen.frames]
+        rows = [compare_pairs(vlm, optimizer, frames, chosen) for frames in chosen.frames]
         show("Training step with frames in pairs, tiny model", rows, describe_machine(), chosen.out)
         return
     for frames in chosen.frames:
-        samples = group(trainable_model, frames, chosen.group, chosen.reply, frame_side=chosen.frame_side)
+        samples = group(vlm, frames, chosen.group, chosen.reply, frame_side=chosen.frame_side)
 
         sides = {
             make.__name__: lambda make=make, samples=samples: train_step(
-                trainable_model,
+                vlm,
                 optimizer,
-                make(samples, trainable_model),
+                make(samples, vlm),
                 loss,
                 load_all_pixels=NoiseMediaLoader().load_all_pixels,
             )
@@ -125,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         assert abs(losses[0] - losses[1]) < 1e-2, losses
         peaks = {name: measure_peak(side, "cpu") for name, side in sides.items()}
         seconds = alternate(sides, chosen.rounds)
-        [tree], [whole] = packed(samples, trainable_model), padded(samples, trainable_model)
+        [tree], [whole] = packed(samples, vlm), padded(samples, vlm)
         prefix = int((tree.branch_BT == 0).sum())
         row = build_comparison_row(f"prefix {prefix}, {chosen.group} replies", seconds)
         row |= {"tokens packed": tree.ids_BT.size, "tokens padded": whole.ids_BT.size}

@@ -50,9 +50,7 @@ def step(components: TrainingComponents, tasks: Sequence[Task], seconds: float, 
         def wait(ledger: Ledger) -> float:
             return seconds * (slower if next(requests) == 2 else 1)
 
-        engine = Scripted(
-            components.trainable_model.renderer, replies=lambda ledger: "<answer>red</answer>", latency=wait
-        )
+        engine = Scripted(components.vlm.renderer, replies=lambda ledger: "<answer>red</answer>", latency=wait)
         batch, _ = asyncio.run(collect_batch(replace(components, engine=engine), tasks, PromptSampler(), next(numbers)))
         assert len(batch.groups) == components.recipe.rl.prompts_per_step
 

@@ -55,9 +55,9 @@ def policy_loss(
 
 async def train(components: saccade.TrainingComponents, tasks: list[saccade.Task]) -> list[float]:
     """Run GRPO (arXiv 2402.03300); return the mean reward of each step."""
-    optimizer, means = saccade.Optimizer(components.trainable_model.model, components.recipe.rl.optim, STEPS), []
+    optimizer, means = saccade.Optimizer(components.vlm.model, components.recipe.rl.optim, STEPS), []
     environments, score_fn = components.environments, components.score_fn
-    compute_positions = components.trainable_model.renderer.compute_position_ids
+    compute_positions = components.vlm.renderer.compute_position_ids
     for step in range(STEPS):
         context = components.build_context(seed=0, frame_budget=4)
         groups = await saccade.collect(
@@ -77,13 +77,13 @@ async def train(components: saccade.TrainingComponents, tasks: list[saccade.Task
         optimizer.start_step(step)  # sets its learning rate
         for _ in range(UPDATES):
             saccade.train_step(
-                components.trainable_model,
+                components.vlm,
                 optimizer,
                 micro_batches,
                 loss_fn,
                 load_all_pixels=components.media.load_all_pixels,
             )
-        await components.engine.sync_weights(components.trainable_model, step + 1)  # shared: it only drops its caches
+        await components.engine.sync_weights(components.vlm, step + 1)  # shared: it only drops its caches
         means.append(float(np.mean([group.score_values for group in groups])))
         print(f"step {step + 1}: reward {means[-1]:.2f}, {num_tokens} tokens trained", flush=True)
     await components.engine.close()

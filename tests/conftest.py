@@ -139,20 +139,20 @@ def export_with_adapters(base, run_folder, target):
 
     from saccade.config.load import load_recipe
     from saccade.models.lora import get_adapter_weights
-    from saccade.models.trainable_model import TrainableModel
+    from saccade.models.vlm import VisionLanguageModel
     from saccade.runs.export import export_checkpoint
     from saccade.runs.run_folder import Run
     from saccade.training.checkpoint import save_checkpoint
     from saccade.training.optimizer import Optimizer
 
     recipe = load_recipe("tiny/para_grpo", [f"model.path={base}", "model.lora_rank=2"])
-    trainable_model = TrainableModel(recipe.model)
+    vlm = VisionLanguageModel(recipe.model)
     generator = torch.Generator().manual_seed(0)
-    for value in get_adapter_weights(trainable_model.model).values():
+    for value in get_adapter_weights(vlm.model).values():
         value.add_(0.02 * torch.randn(value.shape, generator=generator))
-    optimizer = Optimizer(trainable_model.model, recipe.rl.optim, 1)
+    optimizer = Optimizer(vlm.model, recipe.rl.optim, 1)
     Run.create(run_folder, recipe)
-    save_checkpoint(run_folder / "rl", step=1, trainable_model=trainable_model, optimizer=optimizer, trainer_state={})
+    save_checkpoint(run_folder / "rl", step=1, vlm=vlm, optimizer=optimizer, trainer_state={})
     export_checkpoint(run_folder, target)
 
 

@@ -188,9 +188,9 @@ CALLS = "".join(CALL % window for window in ((0, 16), (0.5, 1), (30, 40)))
 LOOK = "I look.</think>" + CALLS + "<tool_call>{</tool_call>"
 
 
-def script(trainable_model):
+def script(vlm):
     replies = (LOOK, "[red] \x1b[2J", "blue", "So.</think><answer>red</answer>")
-    return scripted(trainable_model.renderer, replies=replies)
+    return scripted(vlm.renderer, replies=replies)
 """
 
 

@@ -22,7 +22,7 @@ from saccade.errors import EngineError
 from saccade.evaluation.benchmarks.base import Grade
 from saccade.ledger import Ledger
 from saccade.models.tiny import make_tiny_model
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.protocols import Done
 from saccade.rewards.compose import resolve_reward
 from saccade.testing import (
@@ -104,7 +104,7 @@ def test_engine(name, renderer, tiny_folder):
     settings_by_engine = {
         "scripted": lambda: {"renderer": renderer, "replies": lambda ledger: f"it is {len(ledger)}"},
         "local": lambda: {
-            "trainable_model": TrainableModel(ModelConfig(path=tiny_folder, num_threads=1)),
+            "vlm": VisionLanguageModel(ModelConfig(path=tiny_folder, num_threads=1)),
             "media": FakeMediaLoader(),
         },
     }
@@ -115,7 +115,7 @@ def test_engine(name, renderer, tiny_folder):
 
     async def body():
         settings = settings_by_engine[name]()
-        await check_engine(plugins.load("engines", name)(**settings), renderer, settings.get("trainable_model"))
+        await check_engine(plugins.load("engines", name)(**settings), renderer, settings.get("vlm"))
 
     asyncio.run(body())
 

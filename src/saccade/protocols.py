@@ -112,7 +112,7 @@ class Renderer(Protocol):
 
 
 class WeightSource(Protocol):
-    """The weights that a trainer syncs to engines; `models.trainable_model.TrainableModel` implements it."""
+    """The weights that a trainer syncs to engines; `models.vlm.VisionLanguageModel` implements it."""
 
     device: Any  # a torch.device
 

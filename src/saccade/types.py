@@ -309,9 +309,9 @@ class EpisodeStatus(StrEnum):
 class Usage:
     """The cost of an episode, children included."""
 
-    prompt_tokens: int = 0  # tokens that were not sampled
+    unsampled_tokens: int = 0  # prompts, tool results and prefills: tokens that were not sampled
     sampled_tokens: int = 0  # tokens that the engine sampled
-    visual_tokens: int = 0  # tokens of images, a part of `prompt_tokens`
+    visual_tokens: int = 0  # tokens of images, a part of `unsampled_tokens`
     seconds: float = 0.0  # wall-clock time
 
 

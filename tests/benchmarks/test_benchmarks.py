@@ -128,21 +128,19 @@ def test_flops_are_those_worked_out_by_hand(run, tiny_folder):
     gpu_step = importlib.import_module("gpu_step")
     from saccade.config.schema import ModelConfig
     from saccade.ledger import Ledger
-    from saccade.models.trainable_model import TrainableModel
+    from saccade.models.vlm import VisionLanguageModel
     from saccade.training.packing import pack
     from saccade.types import TrainingSample
 
-    trainable_model = TrainableModel(ModelConfig(path=tiny_folder, num_threads=1))
+    vlm = VisionLanguageModel(ModelConfig(path=tiny_folder, num_threads=1))
     ledger = Ledger().observe((1, 2, 3)).append_completion((4, 5), logprobs=(0.0, 0.0), version=0)
     sample = TrainingSample(ledger=ledger, advantages=(0.0,) * 5)
-    batches = pack(
-        [sample], compute_positions=trainable_model.renderer.compute_position_ids, pack_length=64, micro_batch_size=1
-    )
+    batches = pack([sample], compute_positions=vlm.renderer.compute_position_ids, pack_length=64, micro_batch_size=1)
     # Per layer: query and output 128 x 128, key and value 128 x 64, three matrices 128 x 384 of the MLP.
     weights = 4 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 384)
-    head = 2 * 2 * 128 * trainable_model.model.lm_head.out_features
+    head = 2 * 2 * 128 * vlm.model.lm_head.out_features
     attention = 4 * 4 * 4 * 32 * 15  # layers, heads, their size, pairs
-    assert gpu_step.model_flops(trainable_model, batches) == 3 * (5 * 2 * weights + head + attention)
+    assert gpu_step.model_flops(vlm, batches) == 3 * (5 * 2 * weights + head + attention)
 
 
 def test_the_published_shape_is_an_eight_billion_model(run):

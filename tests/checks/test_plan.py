@@ -34,7 +34,7 @@ from saccade.errors import ConfigError
 from saccade.ledger import ImageRef, Ledger
 from saccade.media.cache import CachingMediaLoader
 from saccade.models.tiny import make_tiny_model
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.rollouts.components import TrainingComponents, resolve_settings
 from saccade.rollouts.runner import run_episode
 from saccade.testing import FakeMediaLoader
@@ -204,7 +204,7 @@ def test_prompt_length_matches_the_real_environment(tmp_path, clip, family, fram
     task = Task(id="t", question=question, media=(Media(path=str(clip)),), answer_type=AnswerType.OPEN, ground_truth="")
     episode = asyncio.run(run_episode(task, stage.environments(task), stage.build_context(seed=0, frame_budget=frames)))
     prompt = Ledger(segments=episode.ledger.segments[:2])
-    asked = len(stage.trainable_model.renderer.encode(question))
+    asked = len(stage.vlm.renderer.encode(question))
     conversation = estimate_episode(
         recipe, resolve_model_sizes(recipe), PlanAssumptions(video_size=(96, 64), question_tokens=asked)
     ).longest
@@ -460,22 +460,20 @@ def build_samples(renderer, count):
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_activations_match_a_real_forward_pass(tmp_path, family, checkpointing):
     make_tiny_model(str(tmp_path), family=family, hidden_size=256, num_layers=6)
-    trainable_model = TrainableModel(ModelConfig(path=str(tmp_path), activation_checkpointing=checkpointing))
-    samples = list(build_samples(trainable_model.renderer, 2))
+    vlm = VisionLanguageModel(ModelConfig(path=str(tmp_path), activation_checkpointing=checkpointing))
+    samples = list(build_samples(vlm.renderer, 2))
     T = len(samples[0].ledger)
-    (batch,) = pack(
-        samples, compute_positions=trainable_model.renderer.compute_position_ids, pack_length=T, micro_batch_size=2
-    )
+    (batch,) = pack(samples, compute_positions=vlm.renderer.compute_position_ids, pack_length=T, micro_batch_size=2)
     held = {}
 
     def keep(tensor):
         held[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    trainable_model.model.train()
+    vlm.model.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        forward(trainable_model, batch, load_pixels=FakeMediaLoader().load_pixels, temperature=1.0)
-    weights = {parameter.untyped_storage().data_ptr() for parameter in trainable_model.model.parameters()}
+        forward(vlm, batch, load_pixels=FakeMediaLoader().load_pixels, temperature=1.0)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in vlm.model.parameters()}
     found = sum(tensor.untyped_storage().nbytes() for place, tensor in held.items() if place not in weights)
     passed = TrainingCost(
         unpacked_tokens=2 * T, visual_tokens=2 * 256, trained_tokens=2 * 100, row_lengths=(T, T), micro_batch_size=2

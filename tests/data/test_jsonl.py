@@ -110,7 +110,7 @@ def episodes(children):
         turns=st.lists(TURNS, max_size=2).map(tuple),
         status=st.sampled_from(EpisodeStatus),
         children=children,
-        usage=st.builds(Usage, prompt_tokens=st.integers(0, 99), seconds=FINITE),
+        usage=st.builds(Usage, unsampled_tokens=st.integers(0, 99), seconds=FINITE),
         frame_budget=st.none() | st.integers(1, 64),
         error=st.none() | TEXT,
     )

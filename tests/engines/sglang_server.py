@@ -23,7 +23,7 @@ from saccade.config.schema import ModelConfig
 from saccade.engines.local import Local
 from saccade.errors import SaccadeError
 from saccade.ledger import ImageRef, ImageSlot, Ledger
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.types import GenerationRequest, SamplingParams
 from saccade.utils.hashing import compute_digest, derive_seed
 
@@ -89,10 +89,10 @@ class Served:
         self.bodies, self.orders, self.refused, self.num_generated = [], [], [], 0
         self.open, self.paused, self.label, self.url, self.sees, self.is_closed = 0, False, LABEL, "", True, False
         self.changed, self.shown = threading.Condition(), Shown()
-        self.trainable_model = TrainableModel(ModelConfig(path=self.folder, num_threads=1))
+        self.vlm = VisionLanguageModel(ModelConfig(path=self.folder, num_threads=1))
         ends = json.loads((Path(folder) / "generation_config.json").read_text())["eos_token_id"]
         self.ends = {ends} if isinstance(ends, int) else {*ends}
-        self.engine, self.loop = Local(self.trainable_model, self.shown), asyncio.new_event_loop()
+        self.engine, self.loop = Local(self.vlm, self.shown), asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
 
@@ -138,11 +138,11 @@ class Served:
     def detokenize(self, path, body):
         if body["skip_special_tokens"]:
             raise Refused("these tests need special tokens")
-        return 200, {"text": self.trainable_model.renderer.decode(body["tokens"])}
+        return 200, {"text": self.vlm.renderer.decode(body["tokens"])}
 
     def load(self, weights):
-        self.trainable_model.model.load_state_dict(weights)
-        self.run(self.engine.sync_weights(self.trainable_model, 0))
+        self.vlm.model.load_state_dict(weights)
+        self.run(self.engine.sync_weights(self.vlm, 0))
 
     def obey(self, path, body):
         with self.changed:
@@ -152,7 +152,7 @@ class Served:
                 try:
                     with LOADING:
                         path = body["model_path"] if self.sees else "/nowhere"
-                        weights = TrainableModel(ModelConfig(path=path, num_threads=1)).model.state_dict()
+                        weights = VisionLanguageModel(ModelConfig(path=path, num_threads=1)).model.state_dict()
                 except SaccadeError as error:
                     content = {"success": False, "message": f"Failed to get weights iterator: {error}."}
                     return 400, {**content, "num_paused_requests": 0}
@@ -189,7 +189,7 @@ class Served:
         return 200, behavior or reply
 
     def prompt(self, body):
-        renderer, ids = self.trainable_model.renderer, body["input_ids"]
+        renderer, ids = self.vlm.renderer, body["input_ids"]
         images = [] if self.ignores_images else [self.shown.add(url) for url in body.get("image_data", [])]
         indices = [index for index, token in enumerate(ids) if token == renderer.forbidden_ids[0]]
         if not self.ignores_images and len(indices) != len(images):
@@ -226,7 +226,7 @@ class Served:
             "weight_versions": [{"version": labels[start], "start": start, "end": end} for start, end in spans],
             "output_token_logprobs": [[value, token, None] for value, token in zip(logprobs, tokens, strict=True)],
         }
-        text = self.trainable_model.renderer.decode(tokens)
+        text = self.vlm.renderer.decode(tokens)
         return {"text": text, "output_ids": tokens, "meta_info": meta, "prompt_token_ids": [*ledger.input_ids()]}
 
     def sample_token(self, ledger, given, index):

@@ -17,7 +17,7 @@ from saccade.engines.local import Local
 from saccade.ledger import ImageRef, Ledger
 from saccade.models.attention import AttentionSpan
 from saccade.models.policy import Policy
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.types import GenerationRequest, Message, SamplingParams
 
 
@@ -28,22 +28,20 @@ class Media:
 
 
 @pytest.fixture(scope="module")
-def trainable_model(tiny_folder) -> TrainableModel:
-    return TrainableModel(ModelConfig(path=tiny_folder, num_threads=1))
+def vlm(tiny_folder) -> VisionLanguageModel:
+    return VisionLanguageModel(ModelConfig(path=tiny_folder, num_threads=1))
 
 
-def prompts(trainable_model: TrainableModel, count: int) -> list[Ledger]:
-    side, ledgers = trainable_model.renderer.factor, []
+def prompts(vlm: VisionLanguageModel, count: int) -> list[Ledger]:
+    side, ledgers = vlm.renderer.factor, []
     for number in range(count):
         frame = ImageRef(path="x", digest=str(number), time=1.0, width=side, height=side)
-        segment = trainable_model.renderer.render(
-            Ledger(), [Message(role="user", parts=(frame, f"{number} " * (number + 1)))]
-        )
+        segment = vlm.renderer.render(Ledger(), [Message(role="user", parts=(frame, f"{number} " * (number + 1)))])
         ledgers.append(Ledger().observe(segment.tokens, slots=segment.slots))
     return ledgers
 
 
-def sample(trainable_model: TrainableModel, ledgers: list[Ledger], **settings):
+def sample(vlm: VisionLanguageModel, ledgers: list[Ledger], **settings):
     """Sample all ledgers; return the tokens, the largest number of running rows, and the engine."""
     max_rows = []
     compute_logits = Policy.compute_logits
@@ -53,7 +51,7 @@ def sample(trainable_model: TrainableModel, ledgers: list[Ledger], **settings):
         return compute_logits(self, hidden_BD)
 
     async def main():
-        engine = Local(trainable_model, Media(), **settings)
+        engine = Local(vlm, Media(), **settings)
         draws = [SamplingParams(max_tokens=12, seed=seed) for seed in range(len(ledgers))]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Policy, "compute_logits", count_rows)
@@ -68,27 +66,27 @@ def sample(trainable_model: TrainableModel, ledgers: list[Ledger], **settings):
 
 
 @pytest.mark.slow
-def test_running_rows_stay_within_kv_cache_tokens(trainable_model):
-    ledgers = prompts(trainable_model, 6)
-    free, max_rows, engine = sample(trainable_model, ledgers)
+def test_running_rows_stay_within_kv_cache_tokens(vlm):
+    ledgers = prompts(vlm, 6)
+    free, max_rows, engine = sample(vlm, ledgers)
     assert max_rows == 6
     longest = max(map(len, ledgers)) + 12
     assert engine._kv_cache.data.shape[2] == 6
     assert engine._kv_cache.data.shape[4] <= longest * 1.25
-    bounded, max_rows, engine = sample(trainable_model, ledgers, kv_cache_tokens=3 * longest)
+    bounded, max_rows, engine = sample(vlm, ledgers, kv_cache_tokens=3 * longest)
     assert bounded == free
     assert 1 < max_rows <= 3 + 1  # shorter rows leave room for another
-    alone, max_rows, _ = sample(trainable_model, ledgers, kv_cache_tokens=1)
+    alone, max_rows, _ = sample(vlm, ledgers, kv_cache_tokens=1)
     assert (alone, max_rows) == (free, 1)
 
 
-def test_short_rows_make_room_for_long_ones(trainable_model):
+def test_short_rows_make_room_for_long_ones(vlm):
     """Eight short conversations, then one that needs the whole KV cache, then eight short ones."""
-    short, long = prompts(trainable_model, 8), prompts(trainable_model, 90)[-1]
+    short, long = prompts(vlm, 8), prompts(vlm, 90)[-1]
     flight = max(len(long) + 40, 8 * (max(map(len, short)) + 12))
 
     async def main():
-        engine = Local(trainable_model, Media(), kv_cache_tokens=flight)
+        engine = Local(vlm, Media(), kv_cache_tokens=flight)
         held = []
         for ledgers in (short, [long], short):
             draws = [SamplingParams(max_tokens=12, seed=seed) for seed in range(len(ledgers))]
@@ -102,8 +100,8 @@ def test_short_rows_make_room_for_long_ones(trainable_model):
     held = asyncio.run(main())
     assert [shape[2] for _, shape in held] == [8, 1, 8]
     assert all(shape[2] * shape[4] <= flight for _, shape in held)
-    assert held[0][0] == held[2][0] == sample(trainable_model, short)[0]
-    assert held[1][0] == sample(trainable_model, [long])[0]
+    assert held[0][0] == held[2][0] == sample(vlm, short)[0]
+    assert held[1][0] == sample(vlm, [long])[0]
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40)), min_size=1, max_size=12))
@@ -123,22 +121,22 @@ def test_the_kv_cache_holds_what_is_reserved_within_its_bound(reservations):
         rows.data.normal_()
 
 
-def test_an_idle_engine_frees_a_large_cache(trainable_model, monkeypatch):
-    ledgers = prompts(trainable_model, 3)
-    before, _, engine = sample(trainable_model, ledgers)
+def test_an_idle_engine_frees_a_large_cache(vlm, monkeypatch):
+    ledgers = prompts(vlm, 3)
+    before, _, engine = sample(vlm, ledgers)
     assert engine._kv_cache.data.nbytes > 0
     monkeypatch.setattr(local_module, "_MAX_IDLE_CACHE_BYTES", 1024)
-    again, _, engine = sample(trainable_model, ledgers)
+    again, _, engine = sample(vlm, ledgers)
     assert engine._kv_cache.data.nbytes == 0
     assert again == before
 
 
-def test_the_vision_cache_is_bounded_by_bytes(trainable_model):
-    ledgers = prompts(trainable_model, 5)
-    free, _, engine = sample(trainable_model, ledgers)
+def test_the_vision_cache_is_bounded_by_bytes(vlm):
+    ledgers = prompts(vlm, 5)
+    free, _, engine = sample(vlm, ledgers)
     size = engine._vision_cache.total_cost // 5
-    assert size == trainable_model.encode_images(ledgers[0].images(), Media().load_pixels)[0].nbytes
-    bounded, _, engine = sample(trainable_model, ledgers, vision_cache_bytes=2 * size)
+    assert size == vlm.encode_images(ledgers[0].images(), Media().load_pixels)[0].nbytes
+    bounded, _, engine = sample(vlm, ledgers, vision_cache_bytes=2 * size)
     assert bounded == free
     assert engine._vision_cache.total_cost == 2 * size
 
@@ -179,23 +177,19 @@ def test_no_tensor_stays_behind_on_the_cpu(tiny_folder, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     fake_components = importlib.import_module("_fake_components")
     model = fake_components.make_model(fake_components.SCALES["qwen3-vl-8b"], tiny_folder, "meta", torch.bfloat16)
-    trainable_model = TrainableModel(ModelConfig(path=tiny_folder, device="meta", activation_checkpointing=True), model)
+    vlm = VisionLanguageModel(ModelConfig(path=tiny_folder, device="meta", activation_checkpointing=True), model)
     ids, positions = (torch.zeros(shape, dtype=torch.long, device="meta") for shape in ((1, 5000), (3, 1, 5000)))
-    trainable_model.model.train()
-    hidden = trainable_model.policy.compute_hidden_states(
-        ids, positions, trainable_model.pack_spans([AttentionSpan(0, 0, 5000)], 5000)
-    )
-    trainable_model.policy.compute_logits(hidden[0, :100]).sum().backward()
-    assert all(layer.mlp.up_proj.weight.grad is not None for layer in trainable_model.language_model.layers)
-    trainable_model.model.eval()
-    rows = KVCache(shape=trainable_model.kv_cache_shape, dtype=torch.bfloat16, device=trainable_model.device)
+    vlm.model.train()
+    hidden = vlm.policy.compute_hidden_states(ids, positions, vlm.pack_spans([AttentionSpan(0, 0, 5000)], 5000))
+    vlm.policy.compute_logits(hidden[0, :100]).sum().backward()
+    assert all(layer.mlp.up_proj.weight.grad is not None for layer in vlm.language_model.layers)
+    vlm.model.eval()
+    rows = KVCache(shape=vlm.kv_cache_shape, dtype=torch.bfloat16, device=vlm.device)
     rows.reserve(8, 5000)
     assert rows.data.nbytes == 8 * 5000 * 36 * 2 * 8 * 128 * 2
     with torch.no_grad():
         for tokens in (300, 1):
             rows.prepare(8, tokens, 4000)
             new = ids[:, :tokens].expand(8, -1)
-            out = trainable_model.policy.compute_hidden_states(
-                new, new.expand(3, -1, -1), rows.build_mask(), kv_cache=rows
-            )
+            out = vlm.policy.compute_hidden_states(new, new.expand(3, -1, -1), rows.build_mask(), kv_cache=rows)
             assert out.shape == (8, tokens, 4096)

@@ -20,7 +20,7 @@ from saccade.engines.remote.server import ServerRequest
 from saccade.engines.sglang import Sglang
 from saccade.errors import BrokenEngineError, EngineError
 from saccade.ledger import ImageRef, Ledger
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.runs import pipeline
 from saccade.testing import FakeMediaLoader, check_engine
 from saccade.types import FinishReason, GenerationRequest, Message, SamplingParams
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.slow  # a model samples, token by token
 
 
 @pytest.fixture
-def trainable_model(tiny_folder):
-    return TrainableModel(ModelConfig(path=tiny_folder, num_threads=1))
+def vlm(tiny_folder):
+    return VisionLanguageModel(ModelConfig(path=tiny_folder, num_threads=1))
 
 
 def prompt(renderer, *parts):
@@ -48,12 +48,12 @@ def frame(renderer, time, wide=1):
 
 
 @contextlib.asynccontextmanager
-async def engine_of(trainable_model, *served, **settings):
+async def engine_of(vlm, *served, **settings):
     given = {"retry_backoff": 0.01, "down_timeout": 300.0, "request_timeout": 300.0, **settings}
     engine = Sglang(
-        trainable_model.renderer,
+        vlm.renderer,
         FakeMediaLoader(),
-        load_weights=lambda: trainable_model,
+        load_weights=lambda: vlm,
         servers=tuple(fake.url for fake in served),
         **given,
     )
@@ -63,13 +63,13 @@ async def engine_of(trainable_model, *served, **settings):
         await engine.close()
 
 
-def generate_all(trainable_model, served, *ledgers, sampling=None, **settings):
+def generate_all(vlm, served, *ledgers, sampling=None, **settings):
     """Send one request per ledger concurrently; return completions or exceptions."""
-    params = sampling or make_sampling(trainable_model.renderer)
-    prompts = ledgers or (prompt(trainable_model.renderer, "What?"),)
+    params = sampling or make_sampling(vlm.renderer)
+    prompts = ledgers or (prompt(vlm.renderer, "What?"),)
 
     async def body():
-        async with engine_of(trainable_model, served, **settings) as engine:
+        async with engine_of(vlm, served, **settings) as engine:
             requests = [engine.generate(GenerationRequest(ledger, params)) for ledger in prompts]
             return await asyncio.gather(*requests, return_exceptions=True)
 
@@ -77,36 +77,34 @@ def generate_all(trainable_model, served, *ledgers, sampling=None, **settings):
 
 
 @torch.inference_mode()
-def max_logprob_diff(trainable_model, ledger, reply):
+def max_logprob_diff(vlm, ledger, reply):
     """Return the largest |server - trainer| difference of a reply's logprobs."""
     whole = ledger.append_completion(reply.tokens, logprobs=reply.logprobs, version=0)
-    features = trainable_model.encode_images(whole.images(), FakeMediaLoader().load_pixels)
-    hidden = trainable_model.policy.compute_hidden_states(
+    features = vlm.encode_images(whole.images(), FakeMediaLoader().load_pixels)
+    hidden = vlm.policy.compute_hidden_states(
         torch.tensor([whole.input_ids()]),
-        torch.from_numpy(trainable_model.renderer.compute_position_ids(whole))[:, None],
+        torch.from_numpy(vlm.renderer.compute_position_ids(whole))[:, None],
         torch.ones(len(whole), len(whole), dtype=torch.bool).tril()[None],
         features=type(features[0]).cat(features) if features else None,
     )
-    logits = trainable_model.policy.compute_logits(hidden[0, len(ledger) - 1 : -1])
-    logits[:, list(trainable_model.renderer.forbidden_ids)] = -torch.inf
+    logits = vlm.policy.compute_logits(hidden[0, len(ledger) - 1 : -1])
+    logits[:, list(vlm.renderer.forbidden_ids)] = -torch.inf
     theirs = torch.tensor(reply.logprobs)
     return float((logits.log_softmax(-1)[range(len(reply.tokens)), list(reply.tokens)] - theirs).abs().max())
 
 
-def test_contract(tiny_folder, trainable_model):
+def test_contract(tiny_folder, vlm):
     with server(tiny_folder) as served:
-        engine = Sglang(
-            trainable_model.renderer, FakeMediaLoader(), load_weights=lambda: trainable_model, servers=(served.url,)
-        )
-        asyncio.run(check_engine(engine, trainable_model.renderer, trainable_model))
+        engine = Sglang(vlm.renderer, FakeMediaLoader(), load_weights=lambda: vlm, servers=(served.url,))
+        asyncio.run(check_engine(engine, vlm.renderer, vlm))
     assert not served.refused
 
 
 # ---- requests and responses -----------------------------------------------------------------------------------------
 
 
-def test_build_request(trainable_model):
-    renderer = trainable_model.renderer
+def test_build_request(vlm):
+    renderer = vlm.renderer
     ledger = prompt(renderer, frame(renderer, 1.0), "and", frame(renderer, 2.0, wide=3), "?")
     sampling = SamplingParams(temperature=0.5, max_tokens=7, seed=3, stop_ids=(5, 6), forbidden_ids=(8, 9))
     filters = {"top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
@@ -165,9 +163,9 @@ def test_parse_reply():
     assert (reply.version_spans, reply.finish_reason) == ((("a", 0, 2), ("b", 2, 3)), "stop")
 
 
-def test_conversations_with_many_turns_and_images_match_the_server(tiny_folder, trainable_model):
+def test_conversations_with_many_turns_and_images_match_the_server(tiny_folder, vlm):
     """The engine compares every reply with the ledger; its logprobs equal the trainer's."""
-    renderer, turns = trainable_model.renderer, []
+    renderer, turns = vlm.renderer, []
 
     async def converse(engine, seed):
         rng = random.Random(seed)
@@ -181,29 +179,27 @@ def test_conversations_with_many_turns_and_images_match_the_server(tiny_folder, 
             ledger = Ledger(segments=(*ledger.segments, renderer.render(ledger, (result,))))
 
     async def body(served):
-        async with engine_of(trainable_model, served) as engine:
+        async with engine_of(vlm, served) as engine:
             await asyncio.gather(*(converse(engine, seed) for seed in range(6)))
 
     with server(tiny_folder) as served:
         asyncio.run(body(served))
     assert len(turns) == 18
     assert max(len(ledger.images()) for ledger, _ in turns) == 4
-    assert max(max_logprob_diff(trainable_model, ledger, reply) for ledger, reply in turns) <= 1e-4
+    assert max(max_logprob_diff(vlm, ledger, reply) for ledger, reply in turns) <= 1e-4
 
 
-def test_a_reply_ends_only_at_a_stop_id(tiny_folder, trainable_model):
-    renderer = trainable_model.renderer
+def test_a_reply_ends_only_at_a_stop_id(tiny_folder, vlm):
+    renderer = vlm.renderer
     with server(tiny_folder) as served:
-        (free,) = generate_all(trainable_model, served, sampling=make_sampling(renderer, max_tokens=8, stop_ids=()))
-        (ended,) = generate_all(
-            trainable_model, served, sampling=make_sampling(renderer, max_tokens=8, stop_ids=(free.tokens[3],))
-        )
+        (free,) = generate_all(vlm, served, sampling=make_sampling(renderer, max_tokens=8, stop_ids=()))
+        (ended,) = generate_all(vlm, served, sampling=make_sampling(renderer, max_tokens=8, stop_ids=(free.tokens[3],)))
         served.ends = {free.tokens[2]}  # the checkpoint's own eos id, unknown to this run
         (open_,) = generate_all(
-            trainable_model, served, sampling=make_sampling(renderer, max_tokens=8, stop_ids=()), verify_weights=False
+            vlm, served, sampling=make_sampling(renderer, max_tokens=8, stop_ids=()), verify_weights=False
         )
         (cut,) = generate_all(
-            trainable_model, served, sampling=make_sampling(renderer, max_tokens=8), verify_weights=False, max_retries=0
+            vlm, served, sampling=make_sampling(renderer, max_tokens=8), verify_weights=False, max_retries=0
         )
     assert ended.tokens == free.tokens[: free.tokens.index(free.tokens[3]) + 1]
     assert (ended.finish_reason, free.finish_reason, open_.tokens) == (
@@ -253,22 +249,22 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_malformed_reply_is_refused(tiny_folder, trainable_model, name):
+def test_a_malformed_reply_is_refused(tiny_folder, vlm, name):
     def behave(number, reply):
         if number >= 0:
             WRONG[name](reply)
 
     with server(tiny_folder, behave=behave) as served:
-        (error,) = generate_all(trainable_model, served, verify_weights=False, max_retries=1)
+        (error,) = generate_all(vlm, served, verify_weights=False, max_retries=1)
     assert type(error) is EngineError, error
     assert (error.key, error.value) == ("engine.settings.servers", served.url)
     assert served.num_generated == 2
 
 
 @pytest.mark.parametrize("behavior", [500, 503, b"<html>", "hang up"])
-def test_a_failed_request_is_retried(tiny_folder, trainable_model, behavior):
+def test_a_failed_request_is_retried(tiny_folder, vlm, behavior):
     with server(tiny_folder, behave=lambda number, _: behavior if number == 0 else None) as served:
-        (reply,) = generate_all(trainable_model, served, verify_weights=False)
+        (reply,) = generate_all(vlm, served, verify_weights=False)
     assert reply.tokens, reply
     assert served.num_generated == 2
 
@@ -276,12 +272,10 @@ def test_a_failed_request_is_retried(tiny_folder, trainable_model, behavior):
 # ---- refusals ------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_drops_images_stops_the_run_with_both_prompts(tiny_folder, trainable_model):
-    renderer = trainable_model.renderer
+def test_a_server_that_drops_images_stops_the_run_with_both_prompts(tiny_folder, vlm):
+    renderer = vlm.renderer
     with server(tiny_folder, ignores_images=True) as served:
-        (error,) = generate_all(
-            trainable_model, served, prompt(renderer, frame(renderer, 1.0, wide=3), "?"), verify_weights=False
-        )
+        (error,) = generate_all(vlm, served, prompt(renderer, frame(renderer, 1.0, wide=3), "?"), verify_weights=False)
     assert type(error) is BrokenEngineError
     pad = renderer.forbidden_ids[0]
     assert error.key == "engine.settings.servers"
@@ -307,52 +301,48 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "key", "hint"), REFUSED)
-def test_an_unusable_server_stops_the_run_with_a_hint(tiny_folder, trainable_model, options, key, hint):
+def test_an_unusable_server_stops_the_run_with_a_hint(tiny_folder, vlm, options, key, hint):
     with server(tiny_folder, **options) as served:
-        (error,) = generate_all(trainable_model, served, context_length=1024)
+        (error,) = generate_all(vlm, served, context_length=1024)
     assert type(error) is BrokenEngineError
     assert error.key == key
     assert hint in str(error)
     assert not served.bodies
 
 
-def test_the_whole_context_is_usable(tiny_folder, trainable_model):
+def test_the_whole_context_is_usable(tiny_folder, vlm):
     """Up to the last token; with one more, SGLang would truncate the reply."""
-    ledger = prompt(trainable_model.renderer, "What?")
+    ledger = prompt(vlm.renderer, "What?")
     with server(tiny_folder, context=64) as served:
         limit = 64 - 7 - len(ledger)
-        (reply,) = generate_all(
-            trainable_model, served, sampling=SamplingParams(max_tokens=limit), verify_weights=False
-        )
-        (error,) = generate_all(
-            trainable_model, served, sampling=SamplingParams(max_tokens=limit + 1), verify_weights=False
-        )
+        (reply,) = generate_all(vlm, served, sampling=SamplingParams(max_tokens=limit), verify_weights=False)
+        (error,) = generate_all(vlm, served, sampling=SamplingParams(max_tokens=limit + 1), verify_weights=False)
     assert len(reply.tokens) == limit
     assert (error.key, error.value) == ("environment.settings.max_context_tokens", 58)
 
 
-def test_a_server_of_other_weights_or_another_vocabulary_is_refused(tiny_folder, trainable_model, tmp_path):
+def test_a_server_of_other_weights_or_another_vocabulary_is_refused(tiny_folder, vlm, tmp_path):
     from saccade.models.tiny import make_tiny_model
 
     make_tiny_model(tmp_path / "other", vocabulary_text=("quite other words make another vocabulary",))
     with server(tmp_path / "other") as served:
-        (error,) = generate_all(trainable_model, served)
+        (error,) = generate_all(vlm, served)
     assert (type(error), error.key, error.value) == (BrokenEngineError, "engine.settings.servers", served.url)
     with torch.no_grad():
-        trainable_model.model.lm_head.weight.mul_(1.5)
+        vlm.model.lm_head.weight.mul_(1.5)
     with server(tiny_folder) as served:
-        (error,) = generate_all(trainable_model, served)
+        (error,) = generate_all(vlm, served)
     assert (type(error), error.key, error.value) == (BrokenEngineError, "engine.settings.servers", served.url)
 
 
-def test_servers_that_ignore_seeds_work_with_a_warning(tiny_folder, trainable_model, caplog):
+def test_servers_that_ignore_seeds_work_with_a_warning(tiny_folder, vlm, caplog):
     """The servers sample different tokens; the weight comparison is greedy."""
 
     async def body(*served):
-        async with engine_of(trainable_model, *served) as engine:
-            await engine.sync_weights(trainable_model, 1)
+        async with engine_of(vlm, *served) as engine:
+            await engine.sync_weights(vlm, 1)
             await wait_until(lambda: all(connected.is_up for connected in engine._pool.servers))
-            await engine.sync_weights(trainable_model, 2)
+            await engine.sync_weights(vlm, 2)
             assert all(server.is_up for server in engine._pool.servers)
 
     with server(tiny_folder, seeded=False) as one, server(tiny_folder, seeded=False) as other:
@@ -363,9 +353,9 @@ def test_servers_that_ignore_seeds_work_with_a_warning(tiny_folder, trainable_mo
 # ---- new weights ---------------------------------------------------------------------------------------------------
 
 
-def change_weights(trainable_model):
+def change_weights(vlm):
     with torch.no_grad():
-        for parameter in trainable_model.trainable_parameters:
+        for parameter in vlm.trainable_parameters:
             parameter.mul_(1.1)
 
 
@@ -376,15 +366,15 @@ def change_weights(trainable_model):
         ("continue", [(ORDERS[0], "retract"), (ORDERS[1], ""), (ORDERS[2], "")]),
     ],
 )
-def test_new_weights_are_loaded_while_it_runs(tiny_folder, trainable_model, replies_on_sync, orders):
-    renderer, logprobs = trainable_model.renderer, []
+def test_new_weights_are_loaded_while_it_runs(tiny_folder, vlm, replies_on_sync, orders):
+    renderer, logprobs = vlm.renderer, []
     ledger = prompt(renderer, frame(renderer, 3.0), "What?")
 
     async def body(served):
-        async with engine_of(trainable_model, served, replies_on_sync=replies_on_sync) as engine:
+        async with engine_of(vlm, served, replies_on_sync=replies_on_sync) as engine:
             for version in (1, 2, 3):
-                change_weights(trainable_model)
-                await engine.sync_weights(trainable_model, version)
+                change_weights(vlm)
+                await engine.sync_weights(vlm, version)
                 reply = await engine.generate(GenerationRequest(ledger, make_sampling(renderer, temperature=0.0)))
                 assert reply.version == version == engine.version
                 logprobs.append(reply.logprobs)
@@ -396,16 +386,16 @@ def test_new_weights_are_loaded_while_it_runs(tiny_folder, trainable_model, repl
 
 
 @pytest.mark.parametrize("replies_on_sync", ["drain", "continue"])
-def test_an_unfinished_reply_during_a_weight_sync(tiny_folder, trainable_model, replies_on_sync):
+def test_an_unfinished_reply_during_a_weight_sync(tiny_folder, vlm, replies_on_sync):
     """It finishes first, or continues; each logprob is that of the token's own version."""
-    renderer, states = trainable_model.renderer, {}
+    renderer, states = vlm.renderer, {}
     ledger = prompt(renderer, frame(renderer, 3.0), "What?")
 
     async def body(served):
-        async with engine_of(trainable_model, served, replies_on_sync=replies_on_sync, drain_timeout=300.0) as engine:
+        async with engine_of(vlm, served, replies_on_sync=replies_on_sync, drain_timeout=300.0) as engine:
             for version in (1, 2):
-                change_weights(trainable_model)
-                states[version] = {name: value.clone() for name, value in trainable_model.model.state_dict().items()}
+                change_weights(vlm)
+                states[version] = {name: value.clone() for name, value in vlm.model.state_dict().items()}
                 if version == 2:
                     gate = served.hold_replies(10)
                     task = asyncio.create_task(
@@ -413,7 +403,7 @@ def test_an_unfinished_reply_during_a_weight_sync(tiny_folder, trainable_model, 
                     )
                     await wait_until(lambda gate=gate: gate.sampled == [10])
                     served.gate = None  # the weight check samples, too
-                update = asyncio.create_task(engine.sync_weights(trainable_model, version))
+                update = asyncio.create_task(engine.sync_weights(vlm, version))
                 if version == 2 and replies_on_sync == "drain":
                     await asyncio.sleep(0)  # the update begins: it waits for the reply
                     gate.open()
@@ -425,31 +415,31 @@ def test_an_unfinished_reply_during_a_weight_sync(tiny_folder, trainable_model, 
         reply = asyncio.run(body(served))
     if replies_on_sync == "drain":
         assert (reply.version, reply.token_versions) == (1, ())
-        trainable_model.model.load_state_dict(states[1])
-        assert max_logprob_diff(trainable_model, ledger, reply) <= 1e-4
+        vlm.model.load_state_dict(states[1])
+        assert max_logprob_diff(vlm, ledger, reply) <= 1e-4
         return
     first = 10
     assert reply.token_versions == (1,) * first + (2,) * 20
     for version, part in ((1, slice(0, first)), (2, slice(first, None))):
-        trainable_model.model.load_state_dict(states[version])
+        vlm.model.load_state_dict(states[version])
         before = ledger.prefill(reply.tokens[:first]) if version == 2 else ledger
         part_reply = type(reply)(
             tokens=reply.tokens[part], logprobs=reply.logprobs[part], version=version, finish_reason=reply.finish_reason
         )
-        assert max_logprob_diff(trainable_model, before, part_reply) <= 1e-4
+        assert max_logprob_diff(vlm, before, part_reply) <= 1e-4
 
 
-def test_a_reconnecting_server_loads_the_current_weights_first(tiny_folder, trainable_model):
-    renderer = trainable_model.renderer
+def test_a_reconnecting_server_loads_the_current_weights_first(tiny_folder, vlm):
+    renderer = vlm.renderer
     ledger, greedy = prompt(renderer, "What?"), make_sampling(renderer, temperature=0.0)
 
     async def body():
         with server(tiny_folder) as first:
-            async with engine_of(trainable_model, first, max_retries=40) as engine:
-                change_weights(trainable_model)
-                await engine.sync_weights(trainable_model, 3)
+            async with engine_of(vlm, first, max_retries=40) as engine:
+                change_weights(vlm)
+                await engine.sync_weights(vlm, 3)
                 before = await engine.generate(GenerationRequest(ledger, greedy))
-                initial_weights = TrainableModel(ModelConfig(path=tiny_folder)).model.state_dict()
+                initial_weights = VisionLanguageModel(ModelConfig(path=tiny_folder)).model.state_dict()
 
                 def restart(number, reply):
                     # In the request's handler, so that no other request is served meanwhile.
@@ -465,19 +455,15 @@ def test_a_reconnecting_server_loads_the_current_weights_first(tiny_folder, trai
 
 
 @pytest.mark.parametrize("replies_on_sync", ["drain", "continue"])
-def test_weights_that_the_server_can_not_read_are_rolled_back(tiny_folder, trainable_model, tmp_path, replies_on_sync):
+def test_weights_that_the_server_can_not_read_are_rolled_back(tiny_folder, vlm, tmp_path, replies_on_sync):
     """The error contains the server's message; no files are left, and the server is not paused."""
 
     async def body(served):
-        async with engine_of(
-            trainable_model, served, weight_dir=str(tmp_path), replies_on_sync=replies_on_sync
-        ) as engine:
-            await engine.generate(
-                GenerationRequest(prompt(trainable_model.renderer, "?"), make_sampling(trainable_model.renderer))
-            )
+        async with engine_of(vlm, served, weight_dir=str(tmp_path), replies_on_sync=replies_on_sync) as engine:
+            await engine.generate(GenerationRequest(prompt(vlm.renderer, "?"), make_sampling(vlm.renderer)))
             served.sees, engine._pool._down_timeout = False, 0.5
             with raises(BrokenEngineError, key="engine.settings.servers", value=[served.url]):
-                await engine.sync_weights(trainable_model, 1)
+                await engine.sync_weights(vlm, 1)
 
     with server(tiny_folder) as served:
         asyncio.run(body(served))

@@ -20,7 +20,7 @@ from saccade.engines.vllm import Vllm
 from saccade.errors import BrokenEngineError, ConfigError
 from saccade.ledger import ImageRef, Ledger
 from saccade.media.image import encode_png
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.rollouts.runner import append_completion
 from saccade.runs import pipeline
 from saccade.testing import FakeMediaLoader, check_engine
@@ -32,16 +32,16 @@ each_weight_sync = pytest.mark.parametrize("weight_sync", ["files", pytest.param
 
 
 @pytest.fixture
-def trainable_model(vllm_server):
-    return TrainableModel(ModelConfig(path=str(vllm_server.config.model), num_threads=1))
+def vlm(vllm_server):
+    return VisionLanguageModel(ModelConfig(path=str(vllm_server.config.model), num_threads=1))
 
 
-def engine_of(trainable_model, server, **settings):
+def engine_of(vlm, server, **settings):
     given = {"retry_backoff": 0.1, "down_timeout": 600.0, **settings}
     return Vllm(
-        trainable_model.renderer,
+        vlm.renderer,
         FakeMediaLoader(),
-        load_weights=lambda: trainable_model,
+        load_weights=lambda: vlm,
         servers=(server.config.url,),
         **given,
     )
@@ -66,14 +66,14 @@ def frame(rng, factor):
     )
 
 
-def test_contract(vllm_server, trainable_model):
-    asyncio.run(check_engine(engine_of(trainable_model, vllm_server), trainable_model.renderer, trainable_model))
+def test_contract(vllm_server, vlm):
+    asyncio.run(check_engine(engine_of(vlm, vllm_server), vlm.renderer, vlm))
 
 
 @pytest.mark.parametrize("num_conversations", [24, pytest.param(120, marks=pytest.mark.soak)])
-def test_ledger_and_server_agree_in_conversations_with_images(vllm_server, trainable_model, num_conversations):
+def test_ledger_and_server_agree_in_conversations_with_images(vllm_server, vlm, num_conversations):
     """Conversations of 5 turns; the engine compares every reply with the ledger and raises if they differ."""
-    renderer, turns = trainable_model.renderer, []
+    renderer, turns = vlm.renderer, []
 
     async def converse(engine, seed):
         rng = random.Random(seed)
@@ -88,7 +88,7 @@ def test_ledger_and_server_agree_in_conversations_with_images(vllm_server, train
             ledger = Ledger(segments=(*ledger.segments, renderer.render(ledger, (result,))))
 
     async def body():
-        engine = engine_of(trainable_model, vllm_server)
+        engine = engine_of(vlm, vllm_server)
         await asyncio.gather(*(converse(engine, seed) for seed in range(num_conversations)))
         await engine.close()
 
@@ -98,40 +98,40 @@ def test_ledger_and_server_agree_in_conversations_with_images(vllm_server, train
     assert max(len(ledger.images()) for ledger, _ in turns) >= 6
     # The trainer's logprobs equal the server's in every turn.
     pixels = FakeMediaLoader().load_pixels
-    diffs = [diff for ledger, reply in turns[::20] for diff in logprob_diffs(trainable_model, pixels, ledger, reply)]
+    diffs = [diff for ledger, reply in turns[::20] for diff in logprob_diffs(vlm, pixels, ledger, reply)]
     assert max(diffs) <= 1e-3, f"logprobs differ by {max(diffs)}"
 
 
 @torch.inference_mode()
-def list_logprobs(trainable_model, pixels, ledger, tokens):
+def list_logprobs(vlm, pixels, ledger, tokens):
     """Return the trainer's logprobs [T, V] at the position of each sampled token, by one plain forward pass."""
     whole = ledger.append_completion(tokens, logprobs=(0.0,) * len(tokens), version=0)
     ids, length = torch.tensor([whole.input_ids()]), len(whole)
-    features = trainable_model.encode_images(whole.images(), pixels)
-    hidden = trainable_model.policy.compute_hidden_states(
+    features = vlm.encode_images(whole.images(), pixels)
+    hidden = vlm.policy.compute_hidden_states(
         ids,
-        torch.from_numpy(trainable_model.renderer.compute_position_ids(whole))[:, None],
+        torch.from_numpy(vlm.renderer.compute_position_ids(whole))[:, None],
         torch.ones(length, length, dtype=torch.bool).tril()[None],
         features=type(features[0]).cat(features) if features else None,
     )
-    return torch.log_softmax(trainable_model.policy.compute_logits(hidden[0]), dim=-1)[len(ledger) - 1 : -1]
+    return torch.log_softmax(vlm.policy.compute_logits(hidden[0]), dim=-1)[len(ledger) - 1 : -1]
 
 
-def logprob_diffs(trainable_model, pixels, ledger, reply):
+def logprob_diffs(vlm, pixels, ledger, reply):
     """Return |engine - trainer| of every sampled logprob."""
-    logp_TV = list_logprobs(trainable_model, pixels, ledger, reply.tokens)
+    logp_TV = list_logprobs(vlm, pixels, ledger, reply.tokens)
     return [
         abs(float(logp_V[token]) - logprob)
         for token, logp_V, logprob in zip(reply.tokens, logp_TV, reply.logprobs, strict=True)
     ]
 
 
-def test_logprobs_include_the_temperature(vllm_server, trainable_model):
-    renderer = trainable_model.renderer
+def test_logprobs_include_the_temperature(vllm_server, vlm):
+    renderer = vlm.renderer
     ledger = prompt(renderer, "What?")
 
     async def body():
-        engine = engine_of(trainable_model, vllm_server)
+        engine = engine_of(vlm, vllm_server)
         reply = await engine.generate(
             GenerationRequest(ledger, make_sampling(renderer, max_tokens=8, temperature=0.5, seed=3))
         )
@@ -143,18 +143,16 @@ def test_logprobs_include_the_temperature(vllm_server, trainable_model):
 
     reply, greedy = asyncio.run(body())
     pixels = FakeMediaLoader().load_pixels
-    assert (
-        max(logprob_diffs(trainable_model, pixels, ledger, greedy)) <= 1e-3
-    )  # greedy logprobs are those of temperature 1
-    assert max(logprob_diffs(trainable_model, pixels, ledger, reply)) > 1e-2
-    trainable_model.model.lm_head.weight.data *= 2.0  # equals a temperature of one half
-    assert max(logprob_diffs(trainable_model, pixels, ledger, reply)) <= 1e-3
+    assert max(logprob_diffs(vlm, pixels, ledger, greedy)) <= 1e-3  # greedy logprobs are those of temperature 1
+    assert max(logprob_diffs(vlm, pixels, ledger, reply)) > 1e-2
+    vlm.model.lm_head.weight.data *= 2.0  # equals a temperature of one half
+    assert max(logprob_diffs(vlm, pixels, ledger, reply)) <= 1e-3
 
 
 def test_an_export_samples_greedily_as_the_run_that_wrote_it(vllm_server):
     """The server has the exported folder, whose adapters are merged; the run's policy has them beside the base."""
     saved = vllm_server.config.model.with_name("run") / "rl" / "step-000001"
-    policy = TrainableModel(ModelConfig(path=str(saved), num_threads=1, lora_rank=2))
+    policy = VisionLanguageModel(ModelConfig(path=str(saved), num_threads=1, lora_rank=2))
     renderer, pixels = policy.renderer, FakeMediaLoader().load_pixels
     ledger = prompt(renderer, frame(random.Random(0), renderer.factor), "What?")
 
@@ -172,11 +170,11 @@ def test_an_export_samples_greedily_as_the_run_that_wrote_it(vllm_server):
     assert all(logp_V[token] >= logp_V.max() - 1e-4 for token, logp_V in zip(tokens, logp_TV, strict=True))
 
 
-def test_a_stop_id_ends_a_reply_and_is_part_of_it(vllm_server, trainable_model):
-    renderer = trainable_model.renderer
+def test_a_stop_id_ends_a_reply_and_is_part_of_it(vllm_server, vlm):
+    renderer = vlm.renderer
 
     async def body():
-        engine = engine_of(trainable_model, vllm_server)
+        engine = engine_of(vlm, vllm_server)
         ledger = prompt(renderer, "What?")
         free = await engine.generate(GenerationRequest(ledger, make_sampling(renderer, max_tokens=12, seed=5)))
         ended = await engine.generate(
@@ -193,28 +191,28 @@ def test_a_stop_id_ends_a_reply_and_is_part_of_it(vllm_server, trainable_model):
 
 
 @each_weight_sync
-def test_new_weights_are_taken_while_it_runs(vllm_server, trainable_model, weight_sync):
+def test_new_weights_are_taken_while_it_runs(vllm_server, vlm, weight_sync):
     """Six times, with images in every cache; each version's logprobs equal the trainer's."""
-    renderer, pixels = trainable_model.renderer, FakeMediaLoader().load_pixels
-    first = {name: value.clone() for name, value in trainable_model.model.state_dict().items()}
+    renderer, pixels = vlm.renderer, FakeMediaLoader().load_pixels
+    first = {name: value.clone() for name, value in vlm.model.state_dict().items()}
     ledger = prompt(renderer, frame(random.Random(1), renderer.factor), "What?")
 
     async def body():
-        engine = engine_of(trainable_model, vllm_server, weight_sync=weight_sync)
+        engine = engine_of(vlm, vllm_server, weight_sync=weight_sync)
         logprobs = []
         for version in range(1, 7):
             with torch.no_grad():
-                for parameter in trainable_model.trainable_parameters:
+                for parameter in vlm.trainable_parameters:
                     parameter.mul_(1.1)
-            await engine.sync_weights(trainable_model, version)
+            await engine.sync_weights(vlm, version)
             reply = await engine.generate(
                 GenerationRequest(ledger, make_sampling(renderer, max_tokens=8, temperature=0.0))
             )
             assert reply.version == version == engine.version
-            assert max(logprob_diffs(trainable_model, pixels, ledger, reply)) <= 1e-3
+            assert max(logprob_diffs(vlm, pixels, ledger, reply)) <= 1e-3
             logprobs.append(reply.logprobs)
-        trainable_model.model.load_state_dict(first)
-        await engine.sync_weights(trainable_model, 7)
+        vlm.model.load_state_dict(first)
+        await engine.sync_weights(vlm, 7)
         await engine.close()
         return logprobs
 
@@ -222,25 +220,25 @@ def test_new_weights_are_taken_while_it_runs(vllm_server, trainable_model, weigh
 
 
 @each_weight_sync
-def test_weights_that_fail_verification_are_rolled_back(vllm_server, trainable_model, weight_sync):
-    renderer = trainable_model.renderer
+def test_weights_that_fail_verification_are_rolled_back(vllm_server, vlm, weight_sync):
+    renderer = vlm.renderer
     ledger = prompt(renderer, "What?")
     greedy = make_sampling(renderer, max_tokens=8, temperature=0.0)
 
     async def body():
-        engine = engine_of(trainable_model, vllm_server, weight_sync=weight_sync)
-        await engine.sync_weights(trainable_model, 1)
+        engine = engine_of(vlm, vllm_server, weight_sync=weight_sync)
+        await engine.sync_weights(vlm, 1)
         before = await engine.generate(GenerationRequest(ledger, greedy))
         check = engine._logprob_check.check
 
         async def change_and_check(server, source, weight_label):  # the trainer's weights change before the comparison
             with torch.no_grad():
-                trainable_model.model.lm_head.weight.mul_(3.0)
+                vlm.model.lm_head.weight.mul_(3.0)
             await check(server, source, weight_label)
 
         engine._logprob_check.check = change_and_check
         with raises(BrokenEngineError, key="engine.settings.servers", value=vllm_server.config.url):
-            await engine.sync_weights(trainable_model, 2)
+            await engine.sync_weights(vlm, 2)
         after = await engine.generate(GenerationRequest(ledger, greedy))
         await engine.close()
         return before, after
@@ -250,24 +248,24 @@ def test_weights_that_fail_verification_are_rolled_back(vllm_server, trainable_m
     assert after.logprobs == pytest.approx(before.logprobs, abs=1e-5)
 
 
-def test_a_server_reconnects_while_the_trainer_changes_its_weights(vllm_server, trainable_model):
+def test_a_server_reconnects_while_the_trainer_changes_its_weights(vllm_server, vlm):
     """As during an update, when the trainer's weights are no longer those of the current version."""
-    ledger, sampling = prompt(trainable_model.renderer, "What?"), make_sampling(trainable_model.renderer, max_tokens=8)
+    ledger, sampling = prompt(vlm.renderer, "What?"), make_sampling(vlm.renderer, max_tokens=8)
 
     async def body():
-        engine = engine_of(trainable_model, vllm_server)
-        await engine.sync_weights(trainable_model, 1)
+        engine = engine_of(vlm, vllm_server)
+        await engine.sync_weights(vlm, 1)
         before = await engine.generate(GenerationRequest(ledger, sampling))
-        previous = [parameter.clone() for parameter in trainable_model.trainable_parameters]
+        previous = [parameter.clone() for parameter in vlm.trainable_parameters]
         with torch.no_grad():
-            for parameter in trainable_model.trainable_parameters:
+            for parameter in vlm.trainable_parameters:
                 parameter.mul_(1.3)
         try:
             engine._pool.mark_down(engine._pool.servers[0], "it was slow")
             after = await engine.generate(GenerationRequest(ledger, sampling))
         finally:
             with torch.no_grad():
-                for parameter, value in zip(trainable_model.trainable_parameters, previous, strict=True):
+                for parameter, value in zip(vlm.trainable_parameters, previous, strict=True):
                     parameter.copy_(value)
         await engine.close()
         return before, after
@@ -276,17 +274,17 @@ def test_a_server_reconnects_while_the_trainer_changes_its_weights(vllm_server, 
     assert (after.version, after.tokens, after.logprobs) == (1, before.tokens, pytest.approx(before.logprobs, abs=1e-5))
 
 
-def test_a_reconnecting_server_loads_the_current_weights_first(vllm_server, trainable_model):
+def test_a_reconnecting_server_loads_the_current_weights_first(vllm_server, vlm):
     """As after a restart: it has its initial weights until the handshake."""
-    renderer, pixels = trainable_model.renderer, FakeMediaLoader().load_pixels
+    renderer, pixels = vlm.renderer, FakeMediaLoader().load_pixels
     ledger = prompt(renderer, frame(random.Random(1), renderer.factor), "What?")
 
     async def body():
-        engine = engine_of(trainable_model, vllm_server)
+        engine = engine_of(vlm, vllm_server)
         with torch.no_grad():
-            for parameter in trainable_model.trainable_parameters:
+            for parameter in vlm.trainable_parameters:
                 parameter.mul_(1.2)
-        await engine.sync_weights(trainable_model, 3)
+        await engine.sync_weights(vlm, 3)
         (server,) = engine._pool.servers
         await server.api.load_weights(server, vllm_server.config.model, "fresh", "drain")
         engine._pool.mark_down(server, "it was restarted")
@@ -297,19 +295,17 @@ def test_a_reconnecting_server_loads_the_current_weights_first(vllm_server, trai
 
     reply = asyncio.run(body())
     assert reply.version == 3
-    assert max(logprob_diffs(trainable_model, pixels, ledger, reply)) <= 1e-3
+    assert max(logprob_diffs(vlm, pixels, ledger, reply)) <= 1e-3
 
 
 @pytest.mark.soak
-def test_a_server_with_partial_weights_is_not_used_until_it_has_complete_ones(
-    vllm_server, trainable_model, monkeypatch
-):
+def test_a_server_with_partial_weights_is_not_used_until_it_has_complete_ones(vllm_server, vlm, monkeypatch):
     """It can't be restarted here; loading complete weights from files repairs it for the next tests."""
-    ledger, sampling = prompt(trainable_model.renderer, "What?"), make_sampling(trainable_model.renderer, max_tokens=8)
+    ledger, sampling = prompt(vlm.renderer, "What?"), make_sampling(vlm.renderer, max_tokens=8)
 
     async def body():
-        engine = engine_of(trainable_model, vllm_server, weight_sync="gloo")
-        await engine.sync_weights(trainable_model, 1)
+        engine = engine_of(vlm, vllm_server, weight_sync="gloo")
+        await engine.sync_weights(vlm, 1)
         before = await engine.generate(GenerationRequest(ledger, sampling))
         receive_tensors = vllm_api.receive_tensors
 
@@ -319,11 +315,11 @@ def test_a_server_with_partial_weights_is_not_used_until_it_has_complete_ones(
         monkeypatch.setattr(vllm_api, "receive_tensors", broken)
         engine._pool._down_timeout = 5.0
         with raises(BrokenEngineError, key="engine.settings.servers") as caught:
-            await engine.sync_weights(trainable_model, 2)
+            await engine.sync_weights(vlm, 2)
         assert vllm_api._PARTIAL_HINT in str(caught.value)
         await engine.close()
-        other = engine_of(trainable_model, vllm_server)
-        await other.sync_weights(trainable_model, 3)
+        other = engine_of(vlm, vllm_server)
+        await other.sync_weights(vlm, 3)
         after = await other.generate(GenerationRequest(ledger, sampling))
         await other.close()
         return before, after
@@ -332,17 +328,15 @@ def test_a_server_with_partial_weights_is_not_used_until_it_has_complete_ones(
     assert (after.tokens, after.logprobs) == (before.tokens, pytest.approx(before.logprobs, abs=1e-5))
 
 
-def test_a_server_of_other_weights_is_refused(vllm_server, trainable_model):
+def test_a_server_of_other_weights_is_refused(vllm_server, vlm):
     with torch.no_grad():
-        trainable_model.model.lm_head.weight.mul_(1.5)
+        vlm.model.lm_head.weight.mul_(1.5)
 
     async def body():
-        engine = engine_of(trainable_model, vllm_server)
+        engine = engine_of(vlm, vllm_server)
         with raises(BrokenEngineError, key="engine.settings.servers", value=vllm_server.config.url):
             await engine.generate(
-                GenerationRequest(
-                    prompt(trainable_model.renderer, "What?"), make_sampling(trainable_model.renderer, max_tokens=2)
-                )
+                GenerationRequest(prompt(vlm.renderer, "What?"), make_sampling(vlm.renderer, max_tokens=2))
             )
         await engine.close()
 
@@ -355,7 +349,7 @@ def test_a_server_of_another_vocabulary_is_refused(vllm_server, tmp_path):
     make_tiny_model(
         tmp_path / "other", vocabulary_text=("quite other words make another vocabulary",), tie_word_embeddings=False
     )
-    other = TrainableModel(ModelConfig(path=str(tmp_path / "other"), num_threads=1))
+    other = VisionLanguageModel(ModelConfig(path=str(tmp_path / "other"), num_threads=1))
 
     async def body():
         engine = engine_of(other, vllm_server)
@@ -395,27 +389,25 @@ def test_doctor_reports_usable_and_unusable_servers(vllm_server, tmp_path):
     assert str(model) in reply
 
 
-def test_a_conversation_beyond_the_context_raises(vllm_server, trainable_model):
+def test_a_conversation_beyond_the_context_raises(vllm_server, vlm):
     async def body():
-        engine = engine_of(trainable_model, vllm_server)
+        engine = engine_of(vlm, vllm_server)
         with raises(BrokenEngineError, key="environment.settings.max_context_tokens"):
             await engine.generate(
-                GenerationRequest(
-                    prompt(trainable_model.renderer, "What?"), make_sampling(trainable_model.renderer, max_tokens=4096)
-                )
+                GenerationRequest(prompt(vlm.renderer, "What?"), make_sampling(vlm.renderer, max_tokens=4096))
             )
         await engine.close()
 
     asyncio.run(body())
 
 
-def test_already_expanded_ids_are_detected(vllm_server, trainable_model):
+def test_already_expanded_ids_are_detected(vllm_server, vlm):
     """A known corruption: a server silently expands already expanded ids again."""
-    renderer = trainable_model.renderer
+    renderer = vlm.renderer
     ledger = prompt(renderer, frame(random.Random(5), renderer.factor), "What?")
 
     async def body():
-        engine = engine_of(trainable_model, vllm_server)
+        engine = engine_of(vlm, vllm_server)
         slot = ledger.segments[0].slots[0]
         doubled = replace(slot, num_tokens=slot.num_tokens + 1)
         wrong = Ledger(segments=(replace(ledger.segments[0], slots=(doubled,)),))
@@ -432,8 +424,8 @@ async def read_metric(server, name):
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"vllm:{name}{{"))
 
 
-def test_a_cancelled_request_is_aborted_on_the_server(vllm_server, trainable_model):
-    renderer = trainable_model.renderer
+def test_a_cancelled_request_is_aborted_on_the_server(vllm_server, vlm):
+    renderer = vlm.renderer
 
     long = replace(make_sampling(renderer, max_tokens=3500), stop_ids=())
 
@@ -450,7 +442,7 @@ def test_a_cancelled_request_is_aborted_on_the_server(vllm_server, trainable_mod
         return was_cancelled, await read_metric(vllm_server, "generation_tokens_total") - num_before
 
     async def body():
-        engine = engine_of(trainable_model, vllm_server)
+        engine = engine_of(vlm, vllm_server)
         await engine.generate(GenerationRequest(prompt(renderer, "What?"), make_sampling(renderer, max_tokens=1)))
         for _ in range(20):  # on a busy machine the server may sample everything before this process sees that it began
             was_cancelled, num_sampled = await attempt(engine)
@@ -465,11 +457,11 @@ def test_a_cancelled_request_is_aborted_on_the_server(vllm_server, trainable_mod
 
 @pytest.mark.soak
 @pytest.mark.parametrize("replies_on_sync", ["continue", "abort"])
-def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server, trainable_model, replies_on_sync):
+def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server, vlm, replies_on_sync):
     """A sync within replies about images: the ledger has a segment per version, and each token's logprob, also the one
     that the loss gets, is that of its version's weights, given all tokens before it.
     """
-    renderer, pixels = trainable_model.renderer, FakeMediaLoader().load_pixels
+    renderer, pixels = vlm.renderer, FakeMediaLoader().load_pixels
     long = replace(
         make_sampling(renderer, max_tokens=3500), stop_ids=()
     )  # so long that two syncs fit in on any machine
@@ -483,9 +475,9 @@ def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server,
         if version % 2:  # the first version of an attempt
             states.clear()
         with torch.no_grad():
-            for parameter in trainable_model.trainable_parameters:
+            for parameter in vlm.trainable_parameters:
                 parameter.mul_(1.1 if version % 2 else 1 / 1.1)
-        states[version] = {name: value.clone() for name, value in trainable_model.model.state_dict().items()}
+        states[version] = {name: value.clone() for name, value in vlm.model.state_dict().items()}
 
     async def wait_for_tokens(tasks):
         num_before = await read_metric(vllm_server, "generation_tokens_total")
@@ -496,16 +488,16 @@ def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server,
 
     async def attempt(engine, first):
         change_weights(first)
-        await engine.sync_weights(trainable_model, first)
+        await engine.sync_weights(vlm, first)
         tasks = [asyncio.create_task(engine.generate(GenerationRequest(ledger, long))) for ledger in ledgers]
         await wait_for_tokens(tasks)
         change_weights(first + 1)
-        await engine.sync_weights(trainable_model, first + 1)
+        await engine.sync_weights(vlm, first + 1)
         replies = await asyncio.gather(*tasks)
         return replies if all(len(set(reply.token_versions)) == 2 for reply in replies) else None
 
     async def body():
-        engine = engine_of(trainable_model, vllm_server, replies_on_sync=replies_on_sync)
+        engine = engine_of(vlm, vllm_server, replies_on_sync=replies_on_sync)
         await engine.generate(GenerationRequest(ledgers[1], make_sampling(renderer, max_tokens=1)))
         # On a busy machine the server may finish a reply before the sync begins: then they are sampled again.
         for first in (1, 3, 5):
@@ -533,8 +525,8 @@ def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server,
         assert batch.engine_logp_N.tolist() == pytest.approx(reply.logprobs, rel=1e-6)
         assert tuple(batch.version_N.tolist()) == reply.token_versions
         for version, state in states.items():
-            trainable_model.model.load_state_dict(state)
-            diffs = logprob_diffs(trainable_model, pixels, ledger, reply)
+            vlm.model.load_state_dict(state)
+            diffs = logprob_diffs(vlm, pixels, ledger, reply)
             same_version = [
                 diff
                 for diff, token_version in zip(diffs, reply.token_versions, strict=True)
@@ -550,19 +542,19 @@ def test_replies_continue_over_new_weights_with_a_version_per_token(vllm_server,
 
 
 @pytest.mark.soak
-def test_a_reply_aborted_before_its_first_token_is_sampled_with_the_new_weights(vllm_server, trainable_model):
+def test_a_reply_aborted_before_its_first_token_is_sampled_with_the_new_weights(vllm_server, vlm):
     """The server is paused before it receives the request, so that it has sampled nothing at the weight sync."""
-    renderer = trainable_model.renderer
+    renderer = vlm.renderer
 
     async def body():
-        engine = engine_of(trainable_model, vllm_server, replies_on_sync="abort", max_retries=0)
-        await engine.sync_weights(trainable_model, 1)
+        engine = engine_of(vlm, vllm_server, replies_on_sync="abort", max_retries=0)
+        await engine.sync_weights(vlm, 1)
         (server,) = engine._pool.servers
         await server.post("/pause", mode="keep")
         request = GenerationRequest(prompt(renderer, "What?"), make_sampling(renderer, max_tokens=8, seed=5))
         task = asyncio.create_task(engine.generate(request))
         await asyncio.sleep(1.0)  # if the server receives it later, it is held instead
-        await engine.sync_weights(trainable_model, 2)
+        await engine.sync_weights(vlm, 2)
         interrupted, whole = await task, await engine.generate(request)
         await engine.close()
         return interrupted, whole
@@ -572,18 +564,18 @@ def test_a_reply_aborted_before_its_first_token_is_sampled_with_the_new_weights(
     assert interrupted.tokens == whole.tokens
 
 
-def test_drain_updates_weights_between_replies(vllm_server, trainable_model):
+def test_drain_updates_weights_between_replies(vllm_server, vlm):
     """An unfinished reply ends with its weights; a request during the update waits."""
-    renderer = trainable_model.renderer
+    renderer = vlm.renderer
     long = replace(make_sampling(renderer, max_tokens=200), stop_ids=())
 
     async def body():
-        engine = engine_of(trainable_model, vllm_server, replies_on_sync="drain")
-        await engine.sync_weights(trainable_model, 1)
+        engine = engine_of(vlm, vllm_server, replies_on_sync="drain")
+        await engine.sync_weights(vlm, 1)
         before = asyncio.create_task(engine.generate(GenerationRequest(prompt(renderer, "What?"), long)))
         while not engine._pool.servers[0].num_in_flight:
             await asyncio.sleep(0.01)
-        update = asyncio.create_task(engine.sync_weights(trainable_model, 2))
+        update = asyncio.create_task(engine.sync_weights(vlm, 2))
         while engine._pool._accepting_requests.is_set():  # until the weights are copied
             await asyncio.sleep(0)
         after = asyncio.create_task(engine.generate(GenerationRequest(prompt(renderer, "What?"), long)))
@@ -597,28 +589,28 @@ def test_drain_updates_weights_between_replies(vllm_server, trainable_model):
 
 
 @pytest.mark.parametrize("settings", [{"top_p": 0.9}, {"top_k": 5}, {"repetition_penalty": 1.1}])
-def test_sampling_filters_are_for_evaluation_only(vllm_server, trainable_model, settings):
+def test_sampling_filters_are_for_evaluation_only(vllm_server, vlm, settings):
     async def body():
-        engine = engine_of(trainable_model, vllm_server, **settings)
-        ledger = prompt(trainable_model.renderer, "What?")
-        reply = await engine.generate(GenerationRequest(ledger, make_sampling(trainable_model.renderer, max_tokens=4)))
+        engine = engine_of(vlm, vllm_server, **settings)
+        ledger = prompt(vlm.renderer, "What?")
+        reply = await engine.generate(GenerationRequest(ledger, make_sampling(vlm.renderer, max_tokens=4)))
         assert len(reply.tokens) == 4
         ((name, value),) = settings.items()
         with raises(ConfigError, key=f"engine.settings.{name}", value=value):
-            await engine.sync_weights(trainable_model, 1)
+            await engine.sync_weights(vlm, 1)
         await engine.close()
 
     asyncio.run(body())
 
 
 @pytest.mark.soak
-def test_a_frozen_server_loses_no_request(vllm_server, trainable_model, caplog):
+def test_a_frozen_server_loses_no_request(vllm_server, vlm, caplog):
     """The server's process group is stopped during requests beyond their timeout, and continued."""
-    renderer = trainable_model.renderer
+    renderer = vlm.renderer
 
     async def body():
-        engine = engine_of(trainable_model, vllm_server, request_timeout=10.0, max_retries=8)
-        await engine.sync_weights(trainable_model, 1)
+        engine = engine_of(vlm, vllm_server, request_timeout=10.0, max_retries=8)
+        await engine.sync_weights(vlm, 1)
         ledgers = [prompt(renderer, f"What is {number}?") for number in range(8)]
         sampling = make_sampling(renderer, max_tokens=24)
         before = await asyncio.gather(*(engine.generate(GenerationRequest(ledger, sampling)) for ledger in ledgers))

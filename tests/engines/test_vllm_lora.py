@@ -14,7 +14,7 @@ from saccade.engines.vllm import Vllm
 from saccade.ledger import ImageRef, Ledger
 from saccade.models.lora import get_adapter_weights
 from saccade.models.tiny import make_tiny_model
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.testing import FakeMediaLoader
 from saccade.types import GenerationRequest, Message, SamplingParams
 
@@ -52,8 +52,8 @@ def server(tmp_path_factory):
 
 def test_adapters_sample_as_in_the_trainer(server):
     """The weight sync compares logprobs at 1e-4; so does each reply, with the adapters of its version."""
-    trainable_model = TrainableModel(ModelConfig(path=str(server.config.model), num_threads=1, lora_rank=8))
-    renderer, loader = trainable_model.renderer, FakeMediaLoader()
+    vlm = VisionLanguageModel(ModelConfig(path=str(server.config.model), num_threads=1, lora_rank=8))
+    renderer, loader = vlm.renderer, FakeMediaLoader()
     image = ImageRef(path="a.png", digest="a", time=None, width=8 * renderer.factor, height=8 * renderer.factor)
     message = Message(role="user", parts=(image, "What is shown?"))
     ledger = Ledger(segments=(renderer.render(Ledger(), (message,)),))
@@ -65,12 +65,12 @@ def test_adapters_sample_as_in_the_trainer(server):
         replies = []
         for version in (1, 2, 3):
             torch.manual_seed(version)
-            for value in get_adapter_weights(trainable_model.model).values():
+            for value in get_adapter_weights(vlm.model).values():
                 value.add_(0.02 * torch.randn_like(value))
-            await engine.sync_weights(trainable_model, version)
+            await engine.sync_weights(vlm, version)
             sampling = SamplingParams(max_tokens=8, seed=version, forbidden_ids=renderer.forbidden_ids)
             reply = await engine.generate(GenerationRequest(ledger, sampling))
-            expected = trainable_model.compute_token_logprobs(ledger, reply.tokens, loader.load_pixels)
+            expected = vlm.compute_token_logprobs(ledger, reply.tokens, loader.load_pixels)
             replies.append((reply.version, max(map(abs, map(float.__sub__, expected, reply.logprobs)))))
         await engine.close()
         return replies

@@ -17,7 +17,7 @@ from saccade.engines.remote.server import Server, ServerRequest
 from saccade.engines.vllm import Vllm
 from saccade.errors import BrokenEngineError, ConfigError, EngineError, MediaError
 from saccade.ledger import ImageRef, Ledger
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.rollouts.runner import append_completion
 from saccade.testing import FakeMediaLoader
 from saccade.types import FinishReason, GenerationRequest, Message, SamplingParams
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.slow  # about twenty seconds in total, most of it in sl
 
 
 @pytest.fixture(scope="module")
-def trainable_model(tiny_folder):
-    return TrainableModel(ModelConfig(path=tiny_folder, num_threads=1))
+def vlm(tiny_folder):
+    return VisionLanguageModel(ModelConfig(path=tiny_folder, num_threads=1))
 
 
 def prompt(renderer, *parts):
@@ -44,35 +44,33 @@ def frame(renderer, time, wide=1):
 
 
 @contextlib.asynccontextmanager
-async def engine_of(trainable_model, *urls, **settings):
+async def engine_of(vlm, *urls, **settings):
     given = {"verify_weights": False, "retry_backoff": 0.01, "down_timeout": 300.0, "request_timeout": 300.0}
-    engine = Vllm(trainable_model.renderer, FakeMediaLoader(), servers=urls, **{**given, **settings})
+    engine = Vllm(vlm.renderer, FakeMediaLoader(), servers=urls, **{**given, **settings})
     try:
         yield engine
     finally:
         await engine.close()
 
 
-def generate_all(trainable_model, *served, texts=("What?",), sampling=None, **settings):
+def generate_all(vlm, *served, texts=("What?",), sampling=None, **settings):
     """Send one request per text concurrently; return completions or exceptions."""
 
     async def body():
-        async with engine_of(trainable_model, *(fake.url for fake in served), **settings) as engine:
-            used = sampling or make_sampling(trainable_model.renderer)
-            requests = [
-                engine.generate(GenerationRequest(prompt(trainable_model.renderer, text), used)) for text in texts
-            ]
+        async with engine_of(vlm, *(fake.url for fake in served), **settings) as engine:
+            used = sampling or make_sampling(vlm.renderer)
+            requests = [engine.generate(GenerationRequest(prompt(vlm.renderer, text), used)) for text in texts]
             return await asyncio.gather(*requests, return_exceptions=True)
 
     return asyncio.run(body())
 
 
-def test_a_request_has_unexpanded_ids_and_every_image(trainable_model):
-    renderer = trainable_model.renderer
+def test_a_request_has_unexpanded_ids_and_every_image(vlm):
+    renderer = vlm.renderer
     ledger = prompt(renderer, frame(renderer, 1.0), "and", frame(renderer, 2.0, wide=3), "?")
 
     async def body(url):
-        async with engine_of(trainable_model, url) as engine:
+        async with engine_of(vlm, url) as engine:
             return await engine.generate(
                 GenerationRequest(ledger, make_sampling(renderer, seed=3, stop_ids=renderer.stop_ids))
             )
@@ -93,12 +91,12 @@ def test_a_request_has_unexpanded_ids_and_every_image(trainable_model):
     )
 
 
-def test_groups_are_sticky_and_balanced(trainable_model):
-    renderer = trainable_model.renderer
+def test_groups_are_sticky_and_balanced(vlm):
+    renderer = vlm.renderer
     with server(renderer) as one, server(renderer) as other:
 
         async def body():
-            async with engine_of(trainable_model, one.url, other.url) as engine:
+            async with engine_of(vlm, one.url, other.url) as engine:
                 await engine.generate(GenerationRequest(prompt(renderer, "warm"), make_sampling(renderer)))
                 await wait_until(lambda: all(server.is_up for server in engine._pool.servers))
                 ledgers = [prompt(renderer, f"group {number}") for number in range(8) for _ in range(4)]
@@ -121,23 +119,23 @@ def test_groups_are_sticky_and_balanced(trainable_model):
 
 
 @pytest.mark.parametrize("behavior", ["hang up", 500, 503, 429, b"<html>", b'{"choices": []}', b"[" * 9000])
-def test_a_failed_request_is_retried(trainable_model, behavior):
-    with server(trainable_model.renderer, lambda number, body: behavior if number < 2 else None) as served:
-        (replies,) = generate_all(trainable_model, served)
+def test_a_failed_request_is_retried(vlm, behavior):
+    with server(vlm.renderer, lambda number, body: behavior if number < 2 else None) as served:
+        (replies,) = generate_all(vlm, served)
     assert replies.tokens, replies
     assert len(served.bodies) == 3
 
 
 @pytest.mark.parametrize("behavior", ["hang up", 500, 429, b"<html>"])
-def test_a_lasting_failure_ends_the_episode_and_not_the_run(trainable_model, behavior):
-    with server(trainable_model.renderer, lambda number, body: behavior) as served:
-        (error,) = generate_all(trainable_model, served, max_retries=2)
+def test_a_lasting_failure_ends_the_episode_and_not_the_run(vlm, behavior):
+    with server(vlm.renderer, lambda number, body: behavior) as served:
+        (error,) = generate_all(vlm, served, max_retries=2)
     assert type(error) is EngineError
     assert (error.key, error.value) == ("engine.settings.servers", served.url)
     assert len(served.bodies) == 3
 
 
-def test_a_request_that_times_out_is_retried_and_ends_the_episode(trainable_model, monkeypatch):
+def test_a_request_that_times_out_is_retried_and_ends_the_episode(vlm, monkeypatch):
     generate = Server.generate
 
     async def generate_within(self, *args, **settings):
@@ -149,17 +147,17 @@ def test_a_request_that_times_out_is_retried_and_ends_the_episode(trainable_mode
             self._client.timeout = usual
 
     monkeypatch.setattr(Server, "generate", generate_within)
-    with server(trainable_model.renderer, lambda number, body: "hang") as served:
-        (error,) = generate_all(trainable_model, served, max_retries=2)
+    with server(vlm.renderer, lambda number, body: "hang") as served:
+        (error,) = generate_all(vlm, served, max_retries=2)
     assert type(error) is EngineError
     assert (error.key, error.value) == ("engine.settings.servers", served.url)
     assert len(served.bodies) == 3
     assert "0.2" in str(error)
 
 
-def test_a_refused_request_is_not_retried(trainable_model):
-    with server(trainable_model.renderer, lambda number, body: 400) as served:
-        (error,) = generate_all(trainable_model, served)
+def test_a_refused_request_is_not_retried(vlm):
+    with server(vlm.renderer, lambda number, body: 400) as served:
+        (error,) = generate_all(vlm, served)
     assert type(error) is EngineError
     assert (error.key, error.value) == ("engine.settings.servers", served.url)
     assert len(served.bodies) == 1
@@ -192,20 +190,20 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_malformed_reply_is_refused(trainable_model, name):
-    renderer = trainable_model.renderer
+def test_a_malformed_reply_is_refused(vlm, name):
+    renderer = vlm.renderer
     with server(renderer, lambda number, body: reply_to(body, renderer, **WRONG[name])) as served:
-        (error,) = generate_all(trainable_model, served, max_retries=1)
+        (error,) = generate_all(vlm, served, max_retries=1)
     assert type(error) is EngineError, error
     assert (error.key, error.value) == ("engine.settings.servers", served.url)
     assert len(served.bodies) == 2
 
 
-def test_a_reply_with_a_forbidden_id_is_refused(trainable_model):
-    renderer = trainable_model.renderer
+def test_a_reply_with_a_forbidden_id_is_refused(vlm):
+    renderer = vlm.renderer
     bad = [5, 6, 7, renderer.forbidden_ids[0]]
     with server(renderer, lambda number, body: reply_to(body, renderer, token_ids=bad)) as served:
-        (error,) = generate_all(trainable_model, served, max_retries=0)
+        (error,) = generate_all(vlm, served, max_retries=0)
     assert type(error) is EngineError
     assert (error.key, error.value) == ("engine.settings.servers", served.url)
 
@@ -213,38 +211,38 @@ def test_a_reply_with_a_forbidden_id_is_refused(trainable_model):
 @pytest.mark.parametrize(
     ("change", "at"), [(lambda ids: [*ids, 5], -1), (lambda ids: ids[:-1], -2), (lambda ids: [1 + ids[0], *ids[1:]], 0)]
 )
-def test_a_prompt_that_differs_from_the_ledger_stops_the_run(trainable_model, change, at):
-    renderer = trainable_model.renderer
+def test_a_prompt_that_differs_from_the_ledger_stops_the_run(vlm, change, at):
+    renderer = vlm.renderer
 
     def behave(number, body):
         return reply_to(body, renderer, prompt_token_ids=change(body["token_ids"]))
 
     with server(renderer, behave) as served:
-        (error,) = generate_all(trainable_model, served)
+        (error,) = generate_all(vlm, served)
     length = len(prompt(renderer, "What?"))
     assert type(error) is BrokenEngineError
     assert f" {[length, length - 1, 0][(-1, -2, 0).index(at)]} " in str(error)
     assert len(served.bodies) == 1
 
 
-def test_a_reply_from_unknown_weights_is_refused(trainable_model):
+def test_a_reply_from_unknown_weights_is_refused(vlm):
     """A server that was restarted between two requests passes a new handshake, and the request is retried."""
-    renderer = trainable_model.renderer
+    renderer = vlm.renderer
     spans = [{"version": "default", "start": 0, "end": 1}, {"version": "theirs", "start": 1, "end": 4}]
 
     def behave(number, body):
         return reply_to(body, renderer, weight_versions=spans) if number in (0, 2, 3) else None
 
     with server(renderer, behave) as served:
-        (replies,) = generate_all(trainable_model, served, max_retries=1)
-        (error,) = generate_all(trainable_model, served, max_retries=1)
+        (replies,) = generate_all(vlm, served, max_retries=1)
+        (error,) = generate_all(vlm, served, max_retries=1)
     assert replies.version == 0
     assert type(error) is EngineError
     assert (error.key, error.value) == ("engine.settings.servers", served.url)
 
 
-def test_a_reply_may_have_several_versions(trainable_model):
-    renderer = trainable_model.renderer
+def test_a_reply_may_have_several_versions(vlm):
+    renderer = vlm.renderer
     ledger, sampling = prompt(renderer, "What?"), make_sampling(renderer)
     request = ServerRequest(ledger, sampling)
     spans = [{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 1, "end": 4}]
@@ -265,27 +263,25 @@ def test_a_reply_may_have_several_versions(trainable_model):
     assert longer.logprobs()[-4:] == replies.logprobs
 
 
-def test_requests_of_a_dead_server_move_to_the_others(trainable_model):
-    renderer = trainable_model.renderer
+def test_requests_of_a_dead_server_move_to_the_others(vlm):
+    renderer = vlm.renderer
     with server(renderer, lambda *_: "hang up") as dead, server(renderer) as well:
-        replies = generate_all(
-            trainable_model, dead, well, texts=[f"What is {number}?" for number in range(16)], max_retries=8
-        )
+        replies = generate_all(vlm, dead, well, texts=[f"What is {number}?" for number in range(16)], max_retries=8)
     assert all(reply.tokens for reply in replies)
     assert len(well.bodies) == 16
 
 
-def test_an_unreachable_server_does_not_block_the_others(trainable_model):
-    with socket.socket() as unused, server(trainable_model.renderer) as served:
+def test_an_unreachable_server_does_not_block_the_others(vlm):
+    with socket.socket() as unused, server(vlm.renderer) as served:
         unused.bind(("127.0.0.1", 0))
         away = type(served)()
         away.url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        replies = generate_all(trainable_model, away, served, texts=("one", "two", "three"))
+        replies = generate_all(vlm, away, served, texts=("one", "two", "three"))
     assert all(reply.tokens for reply in replies)
 
 
-def test_late_failures_of_old_requests_do_not_mark_a_reconnected_server_down(trainable_model):
-    renderer, all_received, has_reconnected = trainable_model.renderer, threading.Event(), threading.Event()
+def test_late_failures_of_old_requests_do_not_mark_a_reconnected_server_down(vlm):
+    renderer, all_received, has_reconnected = vlm.renderer, threading.Event(), threading.Event()
 
     def behave(number, body):
         if number < 4:  # the first fails when all are received, the others after the server has reconnected
@@ -296,7 +292,7 @@ def test_late_failures_of_old_requests_do_not_mark_a_reconnected_server_down(tra
         return None
 
     async def body(url):
-        async with engine_of(trainable_model, url, max_retries=4) as engine:
+        async with engine_of(vlm, url, max_retries=4) as engine:
             (home,) = engine._pool.servers
             requests = [
                 engine.generate(GenerationRequest(prompt(renderer, text), make_sampling(renderer))) for text in "abcd"
@@ -316,20 +312,16 @@ def test_late_failures_of_old_requests_do_not_mark_a_reconnected_server_down(tra
     assert incarnation == 2
 
 
-def test_no_server_for_too_long_stops_the_run(trainable_model):
+def test_no_server_for_too_long_stops_the_run(vlm):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
 
         async def body():
-            async with engine_of(trainable_model, url, down_timeout=0.3) as engine:
+            async with engine_of(vlm, url, down_timeout=0.3) as engine:
                 started = time.monotonic()
                 requests = [
-                    engine.generate(
-                        GenerationRequest(
-                            prompt(trainable_model.renderer, text), make_sampling(trainable_model.renderer)
-                        )
-                    )
+                    engine.generate(GenerationRequest(prompt(vlm.renderer, text), make_sampling(vlm.renderer)))
                     for text in "ab"
                 ]
                 return await asyncio.gather(*requests, return_exceptions=True), time.monotonic() - started
@@ -344,29 +336,29 @@ def generate_once(engine, renderer):
     return engine.generate(GenerationRequest(prompt(renderer, "What?"), make_sampling(renderer)))
 
 
-def test_servers_that_were_never_reached_stop_a_command_soon(trainable_model, monkeypatch):
+def test_servers_that_were_never_reached_stop_a_command_soon(vlm, monkeypatch):
     monkeypatch.setattr(pool, "FIRST_CONNECTION_TIMEOUT", 0.0)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
 
         async def body():
-            async with engine_of(trainable_model, url, down_timeout=900.0) as engine:
-                await generate_once(engine, trainable_model.renderer)
+            async with engine_of(vlm, url, down_timeout=900.0) as engine:
+                await generate_once(engine, vlm.renderer)
 
         with raises(BrokenEngineError, key="engine.settings.servers", value=[url]) as error:
             asyncio.run(body())
     assert url in str(error.value)
 
 
-def test_the_engine_waits_for_a_server_that_was_up_before(trainable_model, monkeypatch):
+def test_the_engine_waits_for_a_server_that_was_up_before(vlm, monkeypatch):
     monkeypatch.setattr(pool, "FIRST_CONNECTION_TIMEOUT", 0.0)
-    renderer = trainable_model.renderer
+    renderer = vlm.renderer
 
     async def body():
         with contextlib.ExitStack() as stack:
             first = stack.enter_context(server(renderer, lambda number, body: "hang up" if number else None))
-            async with engine_of(trainable_model, first.url, down_timeout=900.0, max_retries=100) as engine:
+            async with engine_of(vlm, first.url, down_timeout=900.0, max_retries=100) as engine:
                 (home,) = engine._pool.servers
                 await generate_once(engine, renderer)
                 stack.close()
@@ -381,30 +373,30 @@ def test_the_engine_waits_for_a_server_that_was_up_before(trainable_model, monke
     assert len(bodies) == 1
 
 
-def test_a_server_that_is_still_loading_is_waited_for(trainable_model, monkeypatch):
+def test_a_server_that_is_still_loading_is_waited_for(vlm, monkeypatch):
     monkeypatch.setattr(pool, "FIRST_CONNECTION_TIMEOUT", 0.0)
 
     async def body(served):
-        async with engine_of(trainable_model, served.url, down_timeout=900.0) as engine:
+        async with engine_of(vlm, served.url, down_timeout=900.0) as engine:
             (home,) = engine._pool.servers
-            task = asyncio.create_task(generate_once(engine, trainable_model.renderer))
+            task = asyncio.create_task(generate_once(engine, vlm.renderer))
             while not home.was_reached:
                 await asyncio.sleep(0.01)
             served.sick = False
             return await task
 
-    with server(trainable_model.renderer) as served:
+    with server(vlm.renderer) as served:
         served.sick = True
         assert asyncio.run(body(served)).tokens
 
 
-def test_a_run_waits_for_a_server_and_continues(trainable_model, caplog):
-    renderer = trainable_model.renderer
+def test_a_run_waits_for_a_server_and_continues(vlm, caplog):
+    renderer = vlm.renderer
 
     async def body():
         with server(renderer) as served:
             port = int(served.url.rpartition(":")[2])
-            async with engine_of(trainable_model, served.url, max_retries=8) as engine:
+            async with engine_of(vlm, served.url, max_retries=8) as engine:
                 await engine.generate(GenerationRequest(prompt(renderer, "before"), make_sampling(renderer)))
                 served.sick = True
                 task = asyncio.create_task(
@@ -422,11 +414,11 @@ def test_a_run_waits_for_a_server_and_continues(trainable_model, caplog):
     assert (outage[0], outage[-1], len(recovery)) == ("vLLM", 300.0, 1)
 
 
-def test_a_server_that_goes_down_is_logged(trainable_model, caplog):
-    renderer = trainable_model.renderer
+def test_a_server_that_goes_down_is_logged(vlm, caplog):
+    renderer = vlm.renderer
 
     async def body(one, other):
-        async with engine_of(trainable_model, one.url, other.url) as engine:
+        async with engine_of(vlm, one.url, other.url) as engine:
             await engine.generate(GenerationRequest(prompt(renderer, "warm"), make_sampling(renderer)))
             await wait_until(lambda: len(engine._pool.servers_up) == 2)
             one.sick = True
@@ -442,13 +434,13 @@ def test_a_server_that_goes_down_is_logged(trainable_model, caplog):
     assert (url, counts, recovery) == (one.url, [1, 2], (one.url,))
 
 
-def test_a_hanging_server_is_marked_down_before_its_requests_time_out(trainable_model, monkeypatch, caplog):
+def test_a_hanging_server_is_marked_down_before_its_requests_time_out(vlm, monkeypatch, caplog):
     """It accepts connections and never responds; its requests move to the other server."""
     monkeypatch.setattr(pool, "_HEALTH_CHECK_INTERVAL", 0.3)
-    renderer = trainable_model.renderer
+    renderer = vlm.renderer
 
     async def body(one, other):
-        async with engine_of(trainable_model, one.url, other.url, max_retries=1000) as engine:
+        async with engine_of(vlm, one.url, other.url, max_retries=1000) as engine:
             await engine.generate(GenerationRequest(prompt(renderer, "warm"), make_sampling(renderer)))
             await wait_until(lambda: len(engine._pool.servers_up) == 2)
             one.well.clear()
@@ -466,11 +458,11 @@ def test_a_hanging_server_is_marked_down_before_its_requests_time_out(trainable_
     assert one.url in [record.args[0] for record in caplog.records]
 
 
-def test_waiting_for_a_server_does_not_count_toward_the_episode_timeout(trainable_model, caplog):
-    renderer, clock = trainable_model.renderer, PausableClock()
+def test_waiting_for_a_server_does_not_count_toward_the_episode_timeout(vlm, caplog):
+    renderer, clock = vlm.renderer, PausableClock()
 
     async def body(served):
-        async with engine_of(trainable_model, served.url, max_retries=8) as engine:
+        async with engine_of(vlm, served.url, max_retries=8) as engine:
             await engine.generate(GenerationRequest(prompt(renderer, "before"), make_sampling(renderer)))
             served.sick = True
             async with clock.timeout_at(clock.time() + 300) as limit:
@@ -491,12 +483,12 @@ def test_waiting_for_a_server_does_not_count_toward_the_episode_timeout(trainabl
     assert postponement >= 0.1
 
 
-def test_duplicate_servers_are_merged(trainable_model):
+def test_duplicate_servers_are_merged(vlm):
     async def body(url):
-        async with engine_of(trainable_model, url, f"{url}/") as engine:
+        async with engine_of(vlm, url, f"{url}/") as engine:
             return len(engine._pool.servers)
 
-    with server(trainable_model.renderer) as served:
+    with server(vlm.renderer) as served:
         assert asyncio.run(body(served.url)) == 1
 
 
@@ -509,26 +501,26 @@ def test_duplicate_servers_are_merged(trainable_model):
         ({"context": 8}, "environment.settings.max_context_tokens", "--max-model-len"),
     ],
 )
-def test_an_unusable_server_stops_the_run_with_a_hint(trainable_model, options, key, hint):
-    with server(trainable_model.renderer, **options) as served:
-        (error,) = generate_all(trainable_model, served)
+def test_an_unusable_server_stops_the_run_with_a_hint(vlm, options, key, hint):
+    with server(vlm.renderer, **options) as served:
+        (error,) = generate_all(vlm, served)
     assert type(error) is BrokenEngineError
     assert error.key == key
     assert hint in str(error)
     assert not served.bodies
 
 
-def test_a_too_small_context_fails_the_handshake(trainable_model):
-    with server(trainable_model.renderer, context=1000) as served:
-        (error,) = generate_all(trainable_model, served, context_length=1024)
+def test_a_too_small_context_fails_the_handshake(vlm):
+    with server(vlm.renderer, context=1000) as served:
+        (error,) = generate_all(vlm, served, context_length=1024)
         assert type(error) is BrokenEngineError
         assert (error.key, error.value) == ("environment.settings.max_context_tokens", 1024)
         assert not served.bodies
-        assert generate_all(trainable_model, served, context_length=1000)[0].tokens
+        assert generate_all(vlm, served, context_length=1000)[0].tokens
 
 
-def test_logprobs_of_another_distribution_stop_the_run(trainable_model, monkeypatch):
-    renderer = trainable_model.renderer
+def test_logprobs_of_another_distribution_stop_the_run(vlm, monkeypatch):
+    renderer = vlm.renderer
     import generate_server
 
     raw = generate_server.reply_to
@@ -538,18 +530,18 @@ def test_logprobs_of_another_distribution_stop_the_run(trainable_model, monkeypa
         lambda body, renderer, **changes: raw(body, renderer, logprobs={"content": [{"logprob": -3.0}]}),
     )
     with server(renderer) as served:
-        (error,) = generate_all(trainable_model, served)
+        (error,) = generate_all(vlm, served)
     assert type(error) is BrokenEngineError
     assert (error.key, error.value) == ("engine.settings.servers", served.url)
 
 
-def test_cancelling_closes_the_connection_and_leaves_the_others_alone(trainable_model):
-    renderer = trainable_model.renderer
+def test_cancelling_closes_the_connection_and_leaves_the_others_alone(vlm):
+    renderer = vlm.renderer
     release = threading.Event()
     with server(renderer, lambda *_: release.wait() and None) as served:
 
         async def body():
-            async with engine_of(trainable_model, served.url) as engine:
+            async with engine_of(vlm, served.url) as engine:
                 tasks = [
                     asyncio.create_task(
                         engine.generate(GenerationRequest(prompt(renderer, f"{number}"), make_sampling(renderer)))
@@ -570,15 +562,15 @@ def test_cancelling_closes_the_connection_and_leaves_the_others_alone(trainable_
     assert load == 0
 
 
-def test_an_unreadable_image_ends_only_the_episode(trainable_model):
-    renderer = trainable_model.renderer
+def test_an_unreadable_image_ends_only_the_episode(vlm):
+    renderer = vlm.renderer
 
     class Gone(FakeMediaLoader):
         def load_pixels(self, image):
             raise MediaError("the file was deleted", key="clip.mp4")
 
     async def body(url):
-        engine = Vllm(trainable_model.renderer, Gone(), servers=(url,), verify_weights=False)
+        engine = Vllm(vlm.renderer, Gone(), servers=(url,), verify_weights=False)
         with raises(EngineError, key="clip.mp4"):
             await engine.generate(GenerationRequest(prompt(renderer, frame(renderer, 1.0)), make_sampling(renderer)))
         assert (await engine.generate(GenerationRequest(prompt(renderer, "What?"), make_sampling(renderer)))).tokens
@@ -588,13 +580,11 @@ def test_an_unreadable_image_ends_only_the_episode(trainable_model):
         asyncio.run(body(served.url))
 
 
-def test_close_fails_waiting_requests(trainable_model):
+def test_close_fails_waiting_requests(vlm):
     async def body():
-        async with engine_of(trainable_model, "http://127.0.0.1:9") as engine:
+        async with engine_of(vlm, "http://127.0.0.1:9") as engine:
             task = asyncio.create_task(
-                engine.generate(
-                    GenerationRequest(prompt(trainable_model.renderer, "a"), make_sampling(trainable_model.renderer))
-                )
+                engine.generate(GenerationRequest(prompt(vlm.renderer, "a"), make_sampling(vlm.renderer)))
             )
             await asyncio.sleep(0.1)
             await engine.close()
@@ -607,21 +597,21 @@ def test_close_fails_waiting_requests(trainable_model):
 @pytest.mark.parametrize(
     "url", ["", "127.0.0.1:8000", "localhost", "http://127.0.0.1:99999", "http://127.0.0.1:0", "http://a b"]
 )
-def test_an_invalid_address_is_refused(trainable_model, url):
+def test_an_invalid_address_is_refused(vlm, url):
     with raises(ConfigError, key="engine.settings.servers", value=url):
-        Vllm(trainable_model.renderer, FakeMediaLoader(), servers=(url,))
+        Vllm(vlm.renderer, FakeMediaLoader(), servers=(url,))
 
 
-def test_an_engine_without_servers_is_refused(trainable_model):
+def test_an_engine_without_servers_is_refused(vlm):
     with raises(ConfigError, key="engine.settings.servers", value=()):
-        Vllm(trainable_model.renderer, FakeMediaLoader(), servers=())
+        Vllm(vlm.renderer, FakeMediaLoader(), servers=())
 
 
-def test_drained_waits_for_replies_and_holds_back_new_ones(trainable_model):
-    renderer, seen, release = trainable_model.renderer, [], threading.Event()
+def test_drained_waits_for_replies_and_holds_back_new_ones(vlm):
+    renderer, seen, release = vlm.renderer, [], threading.Event()
 
     async def body(served):
-        async with engine_of(trainable_model, served.url) as engine:
+        async with engine_of(vlm, served.url) as engine:
 
             async def ask(text):
                 await engine.generate(GenerationRequest(prompt(renderer, text), make_sampling(renderer)))

@@ -18,7 +18,7 @@ from saccade.engines.sglang import Sglang
 from saccade.engines.vllm import Vllm
 from saccade.errors import BrokenEngineError, ConfigError, EngineError
 from saccade.ledger import Ledger
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.protocols import EngineRequirements
 from saccade.testing import FakeMediaLoader
 from saccade.types import GenerationRequest, Message, SamplingParams
@@ -27,11 +27,11 @@ pytestmark = pytest.mark.slow  # process groups are created and torn down
 
 
 @pytest.fixture
-def trainable_model(tiny_folder):
-    return TrainableModel(ModelConfig(path=tiny_folder, num_threads=1))
+def vlm(tiny_folder):
+    return VisionLanguageModel(ModelConfig(path=tiny_folder, num_threads=1))
 
 
-def engine_at(trainable_model, *served, check=None, **settings):
+def engine_at(vlm, *served, check=None, **settings):
     """Create an engine of fake servers; their logprobs are made up, so `check` replaces the weight comparison."""
     given = {
         "verify_weights": False,
@@ -41,7 +41,7 @@ def engine_at(trainable_model, *served, check=None, **settings):
         "weight_sync": "gloo",
         **settings,
     }
-    engine = Vllm(trainable_model.renderer, FakeMediaLoader(), servers=tuple(fake.url for fake in served), **given)
+    engine = Vllm(vlm.renderer, FakeMediaLoader(), servers=tuple(fake.url for fake in served), **given)
 
     async def accept(server, source, weight_label=""):
         return 0.0
@@ -50,19 +50,19 @@ def engine_at(trainable_model, *served, check=None, **settings):
     return engine
 
 
-def change_weights(trainable_model):
+def change_weights(vlm):
     """Change the weights, as a training step does."""
     with torch.no_grad():
-        for parameter in trainable_model.trainable_parameters:
+        for parameter in vlm.trainable_parameters:
             parameter.mul_(1.1)
 
 
 @pytest.fixture
-def read_weights(trainable_model, tmp_path):
+def read_weights(vlm, tmp_path):
     """A function that returns the trainer's current weights as saved in a checkpoint."""
 
     def read():
-        trainable_model.save(tmp_path)
+        vlm.save(tmp_path)
         return load_file(tmp_path / "model.safetensors")
 
     return read
@@ -87,20 +87,20 @@ async def generate_all(engine, renderer, texts=("What?",), tokens=2):
     )
 
 
-def test_all_workers_of_all_servers_receive_the_checkpoints_weights(trainable_model, read_weights):
+def test_all_workers_of_all_servers_receive_the_checkpoints_weights(vlm, read_weights):
     async def body(*servers):
-        engine = engine_at(trainable_model, *servers)
+        engine = engine_at(vlm, *servers)
         for version in (1, 2, 3):
-            change_weights(trainable_model)
-            await engine.sync_weights(trainable_model, version)
+            change_weights(vlm)
+            await engine.sync_weights(vlm, version)
             await wait_until(lambda: all(connected.is_up for connected in engine._pool.servers))
             assert all(has_weights(server, read_weights()) for server in servers)
-            assert [reply.version for reply in await generate_all(engine, trainable_model.renderer)] == [version]
+            assert [reply.version for reply in await generate_all(engine, vlm.renderer)] == [version]
         await engine.close()
 
     with (
-        server(trainable_model.renderer, workers=Workers(1)) as one,
-        server(trainable_model.renderer, workers=Workers(2)) as two,
+        server(vlm.renderer, workers=Workers(1)) as one,
+        server(vlm.renderer, workers=Workers(2)) as two,
     ):
         asyncio.run(body(one, two))
     assert one.workers.joined == two.workers.joined == 1, "a working group was created again"
@@ -109,20 +109,20 @@ def test_all_workers_of_all_servers_receive_the_checkpoints_weights(trainable_mo
     assert [path for path, _ in two.orders] == [vllm_api._INIT_PATH, *[*once, *RESETS, "/resume"] * 3]
 
 
-def test_a_reply_continues_over_an_update_without_partial_weights(trainable_model):
+def test_a_reply_continues_over_an_update_without_partial_weights(vlm):
     async def body(served):
-        engine = engine_at(trainable_model, served, replies_on_sync="continue")
-        await engine.sync_weights(trainable_model, 1)
+        engine = engine_at(vlm, served, replies_on_sync="continue")
+        await engine.sync_weights(vlm, 1)
         gate = served.hold_replies(10)
-        task = asyncio.create_task(generate_all(engine, trainable_model.renderer, tokens=30))
+        task = asyncio.create_task(generate_all(engine, vlm.renderer, tokens=30))
         await wait_until(lambda: gate.sampled == [10])
-        await engine.sync_weights(trainable_model, 2)
+        await engine.sync_weights(vlm, 2)
         gate.open()
         (reply,) = await task
         await engine.close()
         return reply
 
-    with server(trainable_model.renderer, workers=Workers(2)) as served:
+    with server(vlm.renderer, workers=Workers(2)) as served:
         reply = asyncio.run(body(served))
     assert reply.token_versions == (1,) * 10 + (2,) * 20
 
@@ -140,23 +140,21 @@ def limit_transfer(engine, is_limited, seconds):
 
 
 @pytest.mark.parametrize("behavior", ["die", "hang", "refuse", "deny"])
-def test_a_server_with_partial_weights_is_not_used_until_it_is_restarted(
-    trainable_model, read_weights, behavior, caplog
-):
+def test_a_server_with_partial_weights_is_not_used_until_it_is_restarted(vlm, read_weights, behavior, caplog):
     """The other server continues. After a restart it loads the current version, not the trainer's newer weights."""
-    renderer, texts = trainable_model.renderer, [f"What is {number}?" for number in range(6)]
+    renderer, texts = vlm.renderer, [f"What is {number}?" for number in range(6)]
 
     async def body(bad, healthy):
-        engine = engine_at(trainable_model, bad, healthy)
-        await engine.sync_weights(trainable_model, 1)
+        engine = engine_at(vlm, bad, healthy)
+        await engine.sync_weights(vlm, 1)
         await wait_until(lambda: len(engine._pool.servers_up) == 2)
         num_lists = bad.workers.num_lists
         bad.workers.behave = lambda number: behavior if number == num_lists + 2 else None
         if behavior == "hang":
             limit_transfer(engine, lambda to: to.url == bad.url and bad.workers.num_lists == num_lists + 2, 1.0)
-        change_weights(trainable_model)
+        change_weights(vlm)
         published = read_weights()
-        await engine.sync_weights(trainable_model, 2)
+        await engine.sync_weights(vlm, 2)
         assert [connected.url for connected in engine._pool.servers_up] == [healthy.url]
         assert has_weights(healthy, published)
         num_requests = len(bad.bodies)
@@ -164,14 +162,14 @@ def test_a_server_with_partial_weights_is_not_used_until_it_is_restarted(
         await asyncio.sleep(0.5)  # its handshakes fail meanwhile
         assert len(bad.bodies) == num_requests
         assert len(engine._pool.servers_up) == 1
-        change_weights(trainable_model)
+        change_weights(vlm)
         await wait_until(lambda: bad.workers.num_lists == num_lists + 3)  # it has received the list at which it fails
         bad.restart()
         await wait_until(lambda: len(engine._pool.servers_up) == 2)
         assert has_weights(bad, published)
         assert {reply.version for reply in await generate_all(engine, renderer, texts)} == {2}
-        change_weights(trainable_model)
-        await engine.sync_weights(trainable_model, 3)
+        change_weights(vlm)
+        await engine.sync_weights(vlm, 3)
         assert has_weights(bad, read_weights())
         assert has_weights(healthy, read_weights())
         await engine.close()
@@ -182,44 +180,44 @@ def test_a_server_with_partial_weights_is_not_used_until_it_is_restarted(
     assert vllm_api._PARTIAL_HINT in caplog.text
 
 
-def test_a_run_waits_for_its_only_server_that_failed(trainable_model, read_weights):
+def test_a_run_waits_for_its_only_server_that_failed(vlm, read_weights):
     async def body(served):
-        engine = engine_at(trainable_model, served)
-        await engine.sync_weights(trainable_model, 1)
+        engine = engine_at(vlm, served)
+        await engine.sync_weights(vlm, 1)
         num_lists = served.workers.num_lists
         served.workers.behave = lambda number: "die" if number == num_lists + 1 else None
-        change_weights(trainable_model)
-        update = asyncio.create_task(engine.sync_weights(trainable_model, 2))
+        change_weights(vlm)
+        update = asyncio.create_task(engine.sync_weights(vlm, 2))
         await wait_until(lambda: served.sick)
         await asyncio.sleep(0.2)
         assert not update.done()
         served.restart()
         await update
         assert has_weights(served, read_weights())
-        assert [reply.version for reply in await generate_all(engine, trainable_model.renderer)] == [2]
+        assert [reply.version for reply in await generate_all(engine, vlm.renderer)] == [2]
         await engine.close()
 
-    with server(trainable_model.renderer, workers=Workers(1)) as served:
+    with server(vlm.renderer, workers=Workers(1)) as served:
         asyncio.run(body(served))
 
 
-def test_a_server_restarted_unnoticed_joins_a_new_group(trainable_model, read_weights):
+def test_a_server_restarted_unnoticed_joins_a_new_group(vlm, read_weights):
     async def body(served):
-        engine = engine_at(trainable_model, served)
-        await engine.sync_weights(trainable_model, 1)
+        engine = engine_at(vlm, served)
+        await engine.sync_weights(vlm, 1)
         served.restart()
-        change_weights(trainable_model)
-        await engine.sync_weights(trainable_model, 2)
+        change_weights(vlm)
+        await engine.sync_weights(vlm, 2)
         assert has_weights(served, read_weights())
         assert len(engine._pool.servers_up) == 1
         await engine.close()
 
-    with server(trainable_model.renderer, workers=Workers(2)) as served:
+    with server(vlm.renderer, workers=Workers(2)) as served:
         asyncio.run(body(served))
     assert served.workers.joined == 2
 
 
-def test_weights_that_fail_verification_are_rolled_back_on_all_servers(trainable_model, read_weights):
+def test_weights_that_fail_verification_are_rolled_back_on_all_servers(vlm, read_weights):
     """Bit for bit, from the copy: the trainer has other weights by then."""
 
     async def body(*servers):
@@ -230,31 +228,31 @@ def test_weights_that_fail_verification_are_rolled_back_on_all_servers(trainable
                 raise BrokenEngineError("other weights", key="engine.settings.servers")
             return 0.0
 
-        engine = engine_at(trainable_model, *servers, check=check)
-        await engine.sync_weights(trainable_model, 1)
+        engine = engine_at(vlm, *servers, check=check)
+        await engine.sync_weights(vlm, 1)
         await wait_until(lambda: len(engine._pool.servers_up) == 2)
         before = read_weights()
-        change_weights(trainable_model)
+        change_weights(vlm)
         failing.add("next")
         with raises(BrokenEngineError, key="engine.settings.servers"):
-            await engine.sync_weights(trainable_model, 2)
+            await engine.sync_weights(vlm, 2)
         assert all(has_weights(fake, before) for fake in servers)
-        assert [reply.version for reply in await generate_all(engine, trainable_model.renderer)] == [1]
+        assert [reply.version for reply in await generate_all(engine, vlm.renderer)] == [1]
         await engine.close()
 
     with (
-        server(trainable_model.renderer, workers=Workers(1)) as one,
-        server(trainable_model.renderer, workers=Workers(1)) as two,
+        server(vlm.renderer, workers=Workers(1)) as one,
+        server(vlm.renderer, workers=Workers(1)) as two,
     ):
         asyncio.run(body(one, two))
     assert one.label == two.label
     assert one.label.startswith("saccade-1-")
 
 
-def test_cancelling_a_broadcast_leaves_complete_weights(trainable_model, read_weights, caplog):
+def test_cancelling_a_broadcast_leaves_complete_weights(vlm, read_weights, caplog):
     async def body(served):
-        engine = engine_at(trainable_model, served)
-        await engine.sync_weights(trainable_model, 1)
+        engine = engine_at(vlm, served)
+        await engine.sync_weights(vlm, 1)
         before, num_lists = read_weights(), served.workers.num_lists
         has_begun, may_continue = threading.Event(), threading.Event()
 
@@ -264,8 +262,8 @@ def test_cancelling_a_broadcast_leaves_complete_weights(trainable_model, read_we
                 may_continue.wait()
 
         served.workers.behave = behave
-        change_weights(trainable_model)
-        update = asyncio.create_task(engine.sync_weights(trainable_model, 2))
+        change_weights(vlm)
+        update = asyncio.create_task(engine.sync_weights(vlm, 2))
         await wait_until(has_begun.is_set)
         update.cancel()
         await wait_until(lambda: (served.url,) in [record.args for record in caplog.records])
@@ -274,22 +272,22 @@ def test_cancelling_a_broadcast_leaves_complete_weights(trainable_model, read_we
             await update
         assert update.cancelled()
         assert has_weights(served, before)
-        assert [reply.version for reply in await generate_all(engine, trainable_model.renderer)] == [1]
+        assert [reply.version for reply in await generate_all(engine, vlm.renderer)] == [1]
         await engine.close()
 
-    with server(trainable_model.renderer, workers=Workers(2)) as served:
+    with server(vlm.renderer, workers=Workers(2)) as served:
         asyncio.run(body(served))
     assert served.mixed == 0
     assert [record.args for record in caplog.records if record.module == "broadcast"] == [(served.url,)]
 
 
-def test_a_server_without_weight_transfer_is_refused(trainable_model):
-    renderer = trainable_model.renderer
+def test_a_server_without_weight_transfer_is_refused(vlm):
+    renderer = vlm.renderer
 
     async def body(served):
-        engine = engine_at(trainable_model, served)
+        engine = engine_at(vlm, served)
         with raises(BrokenEngineError, key="engine.settings.weight_sync", value=served.url):
-            await engine.sync_weights(trainable_model, 1)
+            await engine.sync_weights(vlm, 1)
         await engine.close()
         requirements = EngineRequirements(model_path="models/m", renderer=renderer, context_length=64, is_training=True)
         return await Vllm.probe(requirements, servers=(served.url,), weight_sync="gloo")
@@ -300,11 +298,9 @@ def test_a_server_without_weight_transfer_is_refused(trainable_model):
     assert reply.key == "engine.settings.weight_sync"
 
 
-def test_probe_joins_no_group(trainable_model):
-    requirements = EngineRequirements(
-        model_path="models/m", renderer=trainable_model.renderer, context_length=64, is_training=True
-    )
-    with server(trainable_model.renderer, workers=Workers(1)) as served:
+def test_probe_joins_no_group(vlm):
+    requirements = EngineRequirements(model_path="models/m", renderer=vlm.renderer, context_length=64, is_training=True)
+    with server(vlm.renderer, workers=Workers(1)) as served:
         (reply,) = asyncio.run(Vllm.probe(requirements, servers=(served.url,), weight_sync="gloo")).values()
     assert isinstance(reply, str), reply
     assert not served.workers.joined
@@ -318,6 +314,6 @@ def test_probe_joins_no_group(trainable_model):
         (Sglang, {"weight_sync": "nccl"}, "engine.settings.weight_sync", "nccl"),
     ],
 )
-def test_an_unsupported_weight_sync_is_refused(trainable_model, engine, settings, key, value):
+def test_an_unsupported_weight_sync_is_refused(vlm, engine, settings, key, value):
     with raises(ConfigError, key=key, value=value):
-        engine(trainable_model.renderer, FakeMediaLoader(), **settings)
+        engine(vlm.renderer, FakeMediaLoader(), **settings)

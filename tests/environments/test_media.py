@@ -88,7 +88,7 @@ def test_a_model_sees_images(stage, files, force_think, tmp_path):
     episode = look(files)
     assert (episode.error, episode.frame_budget) == (None, 0)
     assert list_shown_images(episode) == [("wide.jpg", None), ("tall.png", None)]
-    factor = stage.trainable_model.renderer.factor
+    factor = stage.vlm.renderer.factor
     for picture in episode.ledger.images():
         assert picture.width % factor == picture.height % factor == 0
         assert 3136 <= picture.width * picture.height <= 20000

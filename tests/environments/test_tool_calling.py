@@ -362,7 +362,7 @@ def test_children_are_plain_episodes(renderer):
     whole = episode.usage
     assert whole.sampled_tokens == sum(len(one.ledger.sampled_tokens()) for one in episode.walk())
     assert whole.visual_tokens == sum(slot.num_tokens for one in episode.walk() for slot in one.ledger.slots())
-    assert whole.prompt_tokens + whole.sampled_tokens == sum(len(one.ledger) for one in episode.walk())
+    assert whole.unsampled_tokens + whole.sampled_tokens == sum(len(one.ledger) for one in episode.walk())
 
 
 def test_events_have_the_order_of_the_episode(renderer):

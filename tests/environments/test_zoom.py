@@ -235,9 +235,7 @@ def test_a_model_sees_what_it_zoomed_into(folder, files, tmp_path):
         async def generate(self, request):
             if any(segment.is_sampled for segment in request.ledger.segments):
                 return await stage.engine.generate(request)
-            return await Scripted(stage.trainable_model.renderer, replies=[f"</think>{call(0.5, 0.5, 1, 1)}"]).generate(
-                request
-            )
+            return await Scripted(stage.vlm.renderer, replies=[f"</think>{call(0.5, 0.5, 1, 1)}"]).generate(request)
 
     def look(change):
         pixels = np.zeros((160, 240, 3), np.uint8)

@@ -110,7 +110,7 @@ def make_scored(
         ledger=prompt(times).append_completion((5, 6, 7), logprobs=(-0.1, -0.2, -0.3), version=0),
         turns=tuple(turns),
         status=end,
-        usage=Usage(prompt_tokens=10, sampled_tokens=6, visual_tokens=2, seconds=1.0),
+        usage=Usage(unsampled_tokens=10, sampled_tokens=6, visual_tokens=2, seconds=1.0),
         frame_budget=frames,
         error=error,
     )

@@ -104,6 +104,14 @@ def test_pass_at_k_is_the_unbiased_estimator():
     assert summarize([make_scored(task("a"), 1)]).at_k == {}
 
 
+def test_the_mean_of_a_reward_term_is_that_of_the_episodes_that_have_it():
+    """Environments may have rewards of their own."""
+    with_term, without = (make_scored(task("a"), value) for value in (1.0, 0.0))
+    without = replace(without, score=replace(without.score, parts={"format_compliance": 1.0}))
+    metrics = compute_step_metrics([Group(task=task("a"), scored_episodes=(with_term, without))])
+    assert (metrics["reward/accuracy"], metrics["format_compliance"]) == (1.0, 1.0)
+
+
 def test_step_metrics():
     first = Group(
         task=task("a"),

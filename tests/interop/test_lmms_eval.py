@@ -118,5 +118,5 @@ def test_lmms_eval_runs_an_environment(tmp_path, tiny_folder):
     assert all(episode.usage.visual_tokens and episode.error is None for episode in episodes)
     assert [extract_reply(sample) for sample in samples] == [episode.turns[-1].reply.text for episode in episodes]
     for sample, episode in zip(samples, episodes, strict=True):
-        counts = {"input_tokens": episode.usage.prompt_tokens, "output_tokens": episode.usage.sampled_tokens}
+        counts = {"input_tokens": episode.usage.unsampled_tokens, "output_tokens": episode.usage.sampled_tokens}
         assert sample["token_counts"] == [counts]

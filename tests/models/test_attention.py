@@ -17,7 +17,7 @@ from saccade.errors import ModelError
 from saccade.models import attention
 from saccade.models.attention import AttentionSpan, PackedTrees, VarlenIndex, attend_packed, find_attention_spans
 from saccade.models.tiny import make_tiny_model
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 
 KERNELS = ("branchwise", "by_span", "varlen")
 # Lengths of the prefix and of the branches of each tree of a row.
@@ -114,29 +114,29 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.fixture(scope="module", params=["qwen3_vl", "qwen2_5_vl"])
-def trainable_model(request, tmp_path_factory) -> TrainableModel:
+def vlm(request, tmp_path_factory) -> VisionLanguageModel:
     folder = tmp_path_factory.mktemp(request.param) / "model"
     make_tiny_model(str(folder), family=request.param, seed=2)
-    return TrainableModel(ModelConfig(path=str(folder), num_threads=1))
+    return VisionLanguageModel(ModelConfig(path=str(folder), num_threads=1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", [[[1000, 250, 250]], [[0, 1], *([[150, 50]] * 8)]], ids=["tree", "SFT row"])
-def test_no_tensor_has_as_many_numbers_as_pairs_of_tokens(trainable_model, row):
+def test_no_tensor_has_as_many_numbers_as_pairs_of_tokens(vlm, row):
     tree_BT, branch_BT = lay_out([row])
     T = tree_BT.shape[1]
     ids, positions = torch.zeros(1, T, dtype=torch.long), torch.arange(T).expand(3, 1, T)
-    trees = trainable_model.pack_spans(find_attention_spans(tree_BT, branch_BT), T)
+    trees = vlm.pack_spans(find_attention_spans(tree_BT, branch_BT), T)
     with LargestTensor() as largest:
-        trainable_model.policy.compute_hidden_states(ids, positions, trees).sum().backward()
-    trainable_model.model.zero_grad(set_to_none=True)
+        vlm.policy.compute_hidden_states(ids, positions, trees).sum().backward()
+    vlm.model.zero_grad(set_to_none=True)
     assert T * 384 <= largest.size < T * T / 2  # the MLP's is the largest
 
 
-def test_varlen_is_refused_where_it_has_no_kernel(trainable_model):
+def test_varlen_is_refused_where_it_has_no_kernel(vlm):
     changes = {"attention": "varlen"}
     with raises(ModelError, key="model.attention", value="varlen"):
-        TrainableModel(trainable_model.settings.model_copy(update=changes))
+        VisionLanguageModel(vlm.settings.model_copy(update=changes))
 
 
 def test_a_span_counts_its_pairs():

@@ -15,7 +15,7 @@ from saccade.config.schema import ModelConfig
 from saccade.models import checkpoint_io
 from saccade.models.checkpoint_files import check_weights
 from saccade.models.tiny import make_tiny_model
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 
 pytestmark = pytest.mark.slow  # creates and loads models
 
@@ -27,8 +27,8 @@ def folder(request, tmp_path_factory) -> Path:
     return path
 
 
-def load_trainable_model(folder) -> TrainableModel:
-    return TrainableModel(ModelConfig(path=str(folder), num_threads=1))
+def load_vlm(folder) -> VisionLanguageModel:
+    return VisionLanguageModel(ModelConfig(path=str(folder), num_threads=1))
 
 
 def read_weights(folder) -> dict[str, torch.Tensor]:
@@ -44,25 +44,25 @@ def are_equal(first, second) -> bool:
 
 
 def test_a_small_model_is_the_file_that_transformers_writes(folder, tmp_path):
-    trainable_model = load_trainable_model(folder)
-    trainable_model.save(tmp_path / "ours")
-    trainable_model.model.save_pretrained(tmp_path / "theirs")
+    vlm = load_vlm(folder)
+    vlm.save(tmp_path / "ours")
+    vlm.model.save_pretrained(tmp_path / "theirs")
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes(), name
 
 
 @pytest.mark.parametrize("shard_bytes", [1, 100_000, 10**9])
 def test_sharded_files_hold_the_same_weights(folder, tmp_path, shard_bytes):
-    trainable_model = load_trainable_model(folder)
-    trainable_model.save(tmp_path)
-    checkpoint_io.write_weights(trainable_model.model, tmp_path, shard_bytes=1)  # files of an earlier model
-    checkpoint_io.write_weights(trainable_model.model, tmp_path, shard_bytes=shard_bytes)
+    vlm = load_vlm(folder)
+    vlm.save(tmp_path)
+    checkpoint_io.write_weights(vlm.model, tmp_path, shard_bytes=1)  # files of an earlier model
+    checkpoint_io.write_weights(vlm.model, tmp_path, shard_bytes=shard_bytes)
     assert are_equal(read_weights(tmp_path), read_weights(folder))
     names = [path.name for path in sorted(tmp_path.glob("*.safetensors"))]
     assert (len(names) == 1) == (shard_bytes == 10**9) == (not (tmp_path / "model.safetensors.index.json").exists())
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     check_weights(tmp_path)
-    reloaded, original = load_trainable_model(tmp_path).model.state_dict(), trainable_model.model.state_dict()
+    reloaded, original = load_vlm(tmp_path).model.state_dict(), vlm.model.state_dict()
     assert are_equal(reloaded, original)
     if len(names) > 1:
         index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
@@ -71,10 +71,10 @@ def test_sharded_files_hold_the_same_weights(folder, tmp_path, shard_bytes):
 
 
 def test_a_cpu_copy_equals_the_files_and_is_independent_of_training(folder):
-    trainable_model = load_trainable_model(folder)
-    layers = checkpoint_io.copy_layers_to_cpu(trainable_model.model)
+    vlm = load_vlm(folder)
+    layers = checkpoint_io.copy_layers_to_cpu(vlm.model)
     with torch.no_grad():
-        for parameter in trainable_model.trainable_parameters:
+        for parameter in vlm.trainable_parameters:
             parameter.add_(1.0)
     whole = {name: value for layer in layers for name, value in layer.items()}
     assert sum(map(len, layers)) == len(whole)
@@ -82,16 +82,13 @@ def test_a_cpu_copy_equals_the_files_and_is_independent_of_training(folder):
 
 
 def test_layers_are_iterated_once_and_in_order(folder):
-    trainable_model = load_trainable_model(folder)
+    vlm = load_vlm(folder)
     layers = [
-        [checkpoint_io.parse_layer_name(name) for name in layer]
-        for layer in checkpoint_io.iterate_layers(trainable_model.model)
+        [checkpoint_io.parse_layer_name(name) for name in layer] for layer in checkpoint_io.iterate_layers(vlm.model)
     ]
     assert all(len(set(names)) == 1 for names in layers)
     text = [names[0] for names in layers if "language_model.layers" in names[0]]
-    assert text == [
-        f"model.language_model.layers.{number}" for number in range(len(trainable_model.language_model.layers))
-    ]
+    assert text == [f"model.language_model.layers.{number}" for number in range(len(vlm.language_model.layers))]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from saccade.ledger import ImageRef
 from saccade.models.config_sizes import PUBLISHED_MODELS, compute_published_sizes, compute_tiny_sizes, read_sizes
 from saccade.models.model_sizes import get_published_sizes, get_tiny_sizes
 from saccade.models.tiny import FAMILIES, make_tiny_model
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.runs import pipeline
 from saccade.testing import FakeMediaLoader
 from saccade.training.optimizer import Optimizer
@@ -78,13 +78,13 @@ def test_other_families_have_other_patch_sizes():
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_sizes_of_a_folder_are_exact(tmp_path, family, tied):
-    trainable_model = TrainableModel(ModelConfig(path=make(tmp_path, family, tie_word_embeddings=tied)))
+    vlm = VisionLanguageModel(ModelConfig(path=make(tmp_path, family, tie_word_embeddings=tied)))
     sizes = read_sizes(str(tmp_path))
-    assert sizes.num_parameters == sum(parameter.numel() for parameter in trainable_model.trainable_parameters)
-    assert sizes.factor == trainable_model.renderer.factor
-    layers, heads, width = trainable_model.kv_cache_shape
+    assert sizes.num_parameters == sum(parameter.numel() for parameter in vlm.trainable_parameters)
+    assert sizes.factor == vlm.renderer.factor
+    layers, heads, width = vlm.kv_cache_shape
     assert sizes.compute_kv_bytes(4) == 2 * layers * heads * width * 4
-    assert sizes.vocab_size == trainable_model.model.lm_head.out_features
+    assert sizes.vocab_size == vlm.model.lm_head.out_features
 
 
 def test_sizes_of_the_demos_model_match_make_tiny_model(tmp_path):
@@ -113,9 +113,9 @@ def test_the_default_size_of_a_tiny_model_is_that_of_the_known_sizes():
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_moment_counts_match_the_optimizer(tmp_path, name):
-    trainable_model = TrainableModel(ModelConfig(path=make(tmp_path, "qwen3_vl")))
-    optimizer = Optimizer(trainable_model.model, OptimizerConfig(name=name), 1)
-    for parameter in trainable_model.trainable_parameters:
+    vlm = VisionLanguageModel(ModelConfig(path=make(tmp_path, "qwen3_vl")))
+    optimizer = Optimizer(vlm.model, OptimizerConfig(name=name), 1)
+    for parameter in vlm.trainable_parameters:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     states = [state for part in optimizer.state_dict()["optimizers"] for state in part["state"].values()]
@@ -127,8 +127,8 @@ def test_moment_counts_match_the_optimizer(tmp_path, name):
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 def test_a_frozen_vision_tower_is_counted_exactly(tmp_path, family):
     settings = ModelConfig(path=make(tmp_path, family), trained_weights="language_model")
-    trainable_model, sizes = TrainableModel(settings), read_sizes(str(tmp_path))
-    trained = {name: value for name, value in trainable_model.model.named_parameters() if value.requires_grad}
+    vlm, sizes = VisionLanguageModel(settings), read_sizes(str(tmp_path))
+    trained = {name: value for name, value in vlm.model.named_parameters() if value.requires_grad}
     assert not any(".visual." in name for name in trained)
     assert any("lm_head" in name or "embed_tokens" in name for name in trained)
     matrices = [value for name, value in trained.items() if ".layers." in name and value.ndim == 2]
@@ -141,36 +141,34 @@ def test_a_frozen_vision_tower_is_counted_exactly(tmp_path, family):
 @pytest.mark.slow
 def test_adapters_are_counted_exactly(tmp_path):
     pytest.importorskip("peft", reason="peft is missing: pip install peft")
-    trainable_model = TrainableModel(ModelConfig(path=make(tmp_path, "qwen3_vl"), lora_rank=4))
+    vlm = VisionLanguageModel(ModelConfig(path=make(tmp_path, "qwen3_vl"), lora_rank=4))
     assert read_sizes(str(tmp_path)).count_adapter_parameters(4) == sum(
-        parameter.numel() for parameter in trainable_model.trainable_parameters
+        parameter.numel() for parameter in vlm.trainable_parameters
     )
 
 
 # ---- saved tensors of autograd ---------------------------------------------------------------------------------------
 
 
-def count_saved_bytes(trainable_model, work):
+def count_saved_bytes(vlm, work):
     """Return the bytes that autograd saves for `work`, without parameters."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in trainable_model.model.parameters()}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in vlm.model.parameters()}
     held = {}
 
     def keep(tensor):
         held[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    trainable_model.model.train()
+    vlm.model.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         result = work()
     assert result is not None
     return sum(tensor.untyped_storage().nbytes() for pointer, tensor in held.items() if pointer not in weights)
 
 
-def forward(trainable_model, T):
+def forward(vlm, T):
     ids, positions = torch.randint(0, 50, (1, T)), torch.arange(T).expand(3, 1, T)
-    return lambda: trainable_model.policy.compute_hidden_states(
-        ids, positions, torch.ones(1, T, T, dtype=torch.bool).tril()
-    )
+    return lambda: vlm.policy.compute_hidden_states(ids, positions, torch.ones(1, T, T, dtype=torch.bool).tril())
 
 
 @pytest.mark.slow
@@ -180,8 +178,8 @@ def test_text_activation_bytes_match_autograd(tmp_path, family, dtype, size):
     T, saved_bytes = 256, []
     for layers in (1, 3):
         folder = make(tmp_path / str(layers), family, num_layers=layers, hidden_size=128)
-        trainable_model = TrainableModel(ModelConfig(path=folder, dtype=dtype))
-        saved_bytes.append(count_saved_bytes(trainable_model, forward(trainable_model, T)))
+        vlm = VisionLanguageModel(ModelConfig(path=folder, dtype=dtype))
+        saved_bytes.append(count_saved_bytes(vlm, forward(vlm, T)))
     # In addition there are the mask, and a few numbers per token and head.
     expected = read_sizes(folder).compute_text_activation_bytes(size) * T + size * T * T
     assert (saved_bytes[1] - saved_bytes[0]) / 2 == pytest.approx(expected, rel=0.01)
@@ -192,10 +190,10 @@ def test_text_activation_bytes_match_autograd(tmp_path, family, dtype, size):
 def test_a_checkpointed_layer_keeps_its_input(tmp_path, family):
     T, saved_bytes = 64, []
     for layers in (1, 3):
-        trainable_model = TrainableModel(
+        vlm = VisionLanguageModel(
             ModelConfig(path=make(tmp_path / str(layers), family, num_layers=layers), activation_checkpointing=True)
         )
-        saved_bytes.append(count_saved_bytes(trainable_model, forward(trainable_model, T)))
+        saved_bytes.append(count_saved_bytes(vlm, forward(vlm, T)))
     assert (saved_bytes[1] - saved_bytes[0]) / 2 == 4 * 64 * T
 
 
@@ -204,16 +202,12 @@ def test_a_checkpointed_layer_keeps_its_input(tmp_path, family):
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
 def test_vision_activation_bytes_match_autograd(tmp_path, family, dtype, size):
     folder = make(tmp_path, family)
-    trainable_model = TrainableModel(ModelConfig(path=folder, dtype=dtype))
+    vlm = VisionLanguageModel(ModelConfig(path=folder, dtype=dtype))
     frames = [ImageRef(path="v", digest=str(index), time=0.0, width=128, height=128) for index in range(4)]
-    before = count_saved_bytes(
-        trainable_model, lambda: trainable_model.encode_images(frames, FakeMediaLoader().load_pixels)
-    )
-    blocks = trainable_model.model.model.visual.blocks
+    before = count_saved_bytes(vlm, lambda: vlm.encode_images(frames, FakeMediaLoader().load_pixels))
+    blocks = vlm.model.model.visual.blocks
     blocks.append(copy.deepcopy(blocks[0]))
-    after = count_saved_bytes(
-        trainable_model, lambda: trainable_model.encode_images(frames, FakeMediaLoader().load_pixels)
-    )
+    after = count_saved_bytes(vlm, lambda: vlm.encode_images(frames, FakeMediaLoader().load_pixels))
     patches = 4 * 16 * 16  # of 8 x 8 pixels
     assert after - before == pytest.approx(read_sizes(folder).compute_vision_activation_bytes(size) * patches, rel=0.02)
 

@@ -131,7 +131,7 @@ def example(
         turns=(Turn(reply=first, results=results), Turn(reply=last)),
         status=EpisodeStatus.ANSWERED if error is None else EpisodeStatus.ENVIRONMENT_ERROR,
         children=(child,),
-        usage=Usage(prompt_tokens=40, sampled_tokens=30, visual_tokens=12, seconds=0.4),
+        usage=Usage(unsampled_tokens=40, sampled_tokens=30, visual_tokens=12, seconds=0.4),
         frame_budget=4,
         error=error,
     )

@@ -137,7 +137,7 @@ def test_progress_is_bars_on_a_terminal():
 
 
 def test_usage_summary(episode):
-    assert summarize_usage(episode) == "1 turn, 0 calls, 100 text + 20 visual prompt tokens, 30 sampled, 0.40 s"
+    assert summarize_usage(episode) == "1 turn, 0 calls, 100 text + 20 visual tokens unsampled, 30 sampled, 0.40 s"
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def episode():
     from saccade.types import AnswerType, Episode, EpisodeStatus, Task, Turn, Usage
 
     task = Task(id="w", question="?", media=(), answer_type=AnswerType.OPEN, ground_truth="red")
-    usage = Usage(prompt_tokens=120, visual_tokens=20, sampled_tokens=30, seconds=0.4)
+    usage = Usage(unsampled_tokens=120, visual_tokens=20, sampled_tokens=30, seconds=0.4)
     turns = (Turn(reply=Reply(text="")),)
     return Episode(
         task=task, environment="a", ledger=Ledger(), turns=turns, status=EpisodeStatus.NO_ANSWER, usage=usage

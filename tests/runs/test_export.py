@@ -19,7 +19,7 @@ from saccade.config.load import load_recipe
 from saccade.config.schema import ModelConfig
 from saccade.errors import ConfigError, ModelError, RunError
 from saccade.ledger import ImageRef, Ledger
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.runs import export, pipeline
 from saccade.runs.run_folder import Run
 from saccade.testing import FakeMediaLoader
@@ -54,7 +54,7 @@ def exported(run, tmp_path_factory):
 def policy(run):
     """The policy as the training of step 3 left it: the base weights with adapters beside them."""
     folder = run / "sft" / "step-000003"
-    return TrainableModel(ModelConfig(path=str(folder), num_threads=1, lora_rank=RANK))
+    return VisionLanguageModel(ModelConfig(path=str(folder), num_threads=1, lora_rank=RANK))
 
 
 def compute_logprobs(model, policy):

@@ -34,7 +34,7 @@ from saccade.runs import pipeline
 from saccade.training import checkpoint, rl
 from saccade.training.distributed import worker
 from saccade.training.distributed.launch import count_processes, join_training_processes
-from saccade.training.distributed.trainable_model import ShardedOptimizer, ShardedTrainableModel, create_optimizer
+from saccade.training.distributed.vlm import ShardedOptimizer, ShardedVisionLanguageModel, create_optimizer
 from saccade.training.optimizer import STATE_FOLDER, Optimizer
 from saccade.training.policy_update import update_policy
 from saccade.training.train_step import pack_samples, train_step
@@ -106,10 +106,10 @@ def load_components(workspace, case: Case, weights: Path | None = None):
 def train(workspace, case: Case, folder: Path, batches_of_samples=()) -> dict:
     """Train; return the metrics of each step and the numbers of micro-batches."""
     components, counts = load_components(workspace, case), []
-    trainable_model = components.trainable_model
-    if isinstance(trainable_model, ShardedTrainableModel):
-        accumulate = trainable_model.accumulate_gradients
-        trainable_model.accumulate_gradients = lambda batches, *args, **kwargs: (
+    vlm = components.vlm
+    if isinstance(vlm, ShardedVisionLanguageModel):
+        accumulate = vlm.accumulate_gradients
+        vlm.accumulate_gradients = lambda batches, *args, **kwargs: (
             counts.append(len(batches)) or accumulate(batches, *args, **kwargs)
         )
     rows = (
@@ -117,7 +117,7 @@ def train(workspace, case: Case, folder: Path, batches_of_samples=()) -> dict:
         if case.stage == "sft"
         else update_repeatedly(components, folder, case.change_samples(batches_of_samples))
     )
-    trainable_model.save(folder / "final")
+    vlm.save(folder / "final")
     return {"rows": rows, "counts": counts}
 
 
@@ -130,7 +130,7 @@ def run_sft(workspace, components, folder, **more) -> list[dict]:
 def update_repeatedly(components, folder, batches_of_samples):
     """Update the policy on each batch of samples in turn; return the metrics."""
     settings = components.recipe.rl
-    optimizer = create_optimizer(components.trainable_model, settings.optim, len(batches_of_samples))
+    optimizer = create_optimizer(components.vlm, settings.optim, len(batches_of_samples))
     state = rl.load_trainer_state(components, None, optimizer)
     reference, rows = rl.load_reference(components, state), []
     for step, samples in enumerate(batches_of_samples):
@@ -245,12 +245,12 @@ def fail_on_rank_one(workspace, samples, out: Path, loss_fn=FailOnRankOne()) -> 
     """Write the error that rank 0 raises when another rank fails, and what the next call raises."""
     components, errors = load_components(workspace, CASES["sft tied"]), []
     settings = components.recipe.sft
-    batches = pack_samples(components.trainable_model, samples[0], settings)
-    optimizer = create_optimizer(components.trainable_model, settings.optim, 1)
+    batches = pack_samples(components.vlm, samples[0], settings)
+    optimizer = create_optimizer(components.vlm, settings.optim, 1)
     for _ in range(2):
         try:
             train_step(
-                components.trainable_model,
+                components.vlm,
                 optimizer,
                 batches,
                 loss_fn,

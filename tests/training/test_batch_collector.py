@@ -17,7 +17,7 @@ from saccade.rollouts.restart_on_sync import RestartOnSync
 from saccade.training import checkpoint, policy_update, rl
 from saccade.training.batch_collector import BatchCollector
 from saccade.training.checkpoint_writer import CheckpointWriter
-from saccade.training.distributed.trainable_model import create_optimizer
+from saccade.training.distributed.vlm import create_optimizer
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.training.rollout_batch import RolloutBatch
 from saccade.training.validation import ValidationSchedule
@@ -93,7 +93,7 @@ OVERLAPPED = (
 def load_overlapped(workspace, *overrides, weights=None):
     """Load components whose engine is scripted, so that it doesn't share the trainer's weights."""
     components = with_reward(workspace.load_components(*OVERLAPPED, *overrides, weights=weights), alternate)
-    engine = Scripted(components.trainable_model.renderer, replies=lambda ledger: "red</think><answer>red</answer>")
+    engine = Scripted(components.vlm.renderer, replies=lambda ledger: "red</think><answer>red</answer>")
     return replace(components, engine=engine)
 
 
@@ -260,7 +260,7 @@ def test_the_work_of_the_trainer_does_not_count_towards_the_timeout(workspace, t
 
     async def do_work(restart_on_sync):
         settings = components.recipe.rl
-        optimizer = create_optimizer(components.trainable_model, settings.optim, settings.steps)
+        optimizer = create_optimizer(components.vlm, settings.optim, settings.steps)
         if work == "update":
             loop = asyncio.get_running_loop()
             monkeypatch.setattr(rl, "update_policy", lambda *arguments: loop.advance(5.5))
@@ -274,7 +274,7 @@ def test_the_work_of_the_trainer_does_not_count_towards_the_timeout(workspace, t
             )
             writer = CheckpointWriter(
                 folder=tmp_path,
-                trainable_model=components.trainable_model,
+                vlm=components.vlm,
                 optimizer=optimizer,
                 retention=CheckpointConfig(background=False),
                 get_scores=ValidationSchedule().get_scores,

@@ -19,7 +19,7 @@ from saccade.models import checkpoint_io
 from saccade.runs import pipeline
 from saccade.training import checkpoint
 from saccade.training.distributed import worker
-from saccade.training.distributed.trainable_model import ShardedOptimizer
+from saccade.training.distributed.vlm import ShardedOptimizer
 from saccade.training.optimizer import Optimizer
 
 
@@ -32,19 +32,19 @@ def components(workspace):
 def optimizer(components):
     """An optimizer with moments, as after a step."""
     optimizer = load_optimizer(components)
-    for parameter in components.trainable_model.trainable_parameters:
+    for parameter in components.vlm.trainable_parameters:
         parameter.grad = torch.full_like(parameter, 1e-3)
     optimizer.step()
     return optimizer
 
 
 def load_optimizer(components):
-    return Optimizer(components.trainable_model.model, components.recipe.sft.optim, 4)
+    return Optimizer(components.vlm.model, components.recipe.sft.optim, 4)
 
 
 def save(folder, step, components, optimizer, **trainer_state):
     return checkpoint.save_checkpoint(
-        folder, step=step, trainable_model=components.trainable_model, optimizer=optimizer, trainer_state=trainer_state
+        folder, step=step, vlm=components.vlm, optimizer=optimizer, trainer_state=trainer_state
     )
 
 
@@ -59,9 +59,7 @@ def test_transformers_opens_a_checkpoint(tmp_path, components, optimizer):
     model = AutoModelForImageTextToText.from_pretrained(saved.folder, dtype=torch.float32)
     assert are_equal(dict(model.named_parameters()), copy_weights(components))
     tokenizer = AutoTokenizer.from_pretrained(saved.folder)
-    assert tuple(tokenizer.encode("When is red shown?")) == components.trainable_model.renderer.encode(
-        "When is red shown?"
-    )
+    assert tuple(tokenizer.encode("When is red shown?")) == components.vlm.renderer.encode("When is red shown?")
 
 
 def test_restore_loads_optimizer_and_trainer_state(tmp_path, components, optimizer):
@@ -224,9 +222,7 @@ def test_a_full_disk_under_a_sharded_checkpoint_says_what_to_do(tmp_path, monkey
     ranks = SimpleNamespace(call=lambda _, folder: worker._write_state({}, folder, None))
     unused = SimpleNamespace(save=lambda _: None)
     with raises(RunError, key=str(tmp_path / "step-000001")) as caught:
-        checkpoint.save_checkpoint(
-            tmp_path, step=1, trainable_model=unused, optimizer=ShardedOptimizer(ranks), trainer_state={}
-        )
+        checkpoint.save_checkpoint(tmp_path, step=1, vlm=unused, optimizer=ShardedOptimizer(ranks), trainer_state={})
     assert "free some space, then repeat the command" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 

@@ -18,16 +18,16 @@ from saccade.training.optimizer import Optimizer
 
 
 def update(components, optimizer):
-    for parameter in components.trainable_model.trainable_parameters:
+    for parameter in components.vlm.trainable_parameters:
         parameter.grad = torch.full_like(parameter, 1e-3)
     optimizer.step()
 
 
 def build_writer(components, folder, **retention):
-    optimizer = Optimizer(components.trainable_model.model, components.recipe.sft.optim, 4)
+    optimizer = Optimizer(components.vlm.model, components.recipe.sft.optim, 4)
     return CheckpointWriter(
         folder=folder,
-        trainable_model=components.trainable_model,
+        vlm=components.vlm,
         optimizer=optimizer,
         retention=CheckpointConfig(**retention),
         get_scores=lambda metric: {},
@@ -83,10 +83,7 @@ def test_a_checkpoint_holds_the_state_of_its_step(workspace, tmp_path, gate, ove
     waited = build_writer(again, tmp_path / "waited", background=False)
     update(again, waited.optimizer)
     asyncio.run(waited.save(finished))
-    assert (
-        get_adapter_weights(again.trainable_model.model).keys()
-        == get_adapter_weights(components.trainable_model.model).keys()
-    )
+    assert get_adapter_weights(again.vlm.model).keys() == get_adapter_weights(components.vlm.model).keys()
     files = {path.name: path for path in (waited.folder / "step-000001").iterdir()}
     assert {"model.safetensors", "optimizer.pt", "checksums.json"} <= files.keys()
     for name, path in files.items():

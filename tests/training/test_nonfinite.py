@@ -13,7 +13,7 @@ from training_cases import alternate, with_reward
 from saccade.config.schema import ModelConfig
 from saccade.errors import ModelError, RunError
 from saccade.models import checkpoint_io
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.training import policy_update
 from saccade.training.checkpoint import list_checkpoints
 from saccade.training.optimizer import Optimizer
@@ -22,10 +22,10 @@ from saccade.training.train_step import MicroBatchResult, require_finite_losses
 
 def test_a_checkpoint_whose_weight_is_nan_is_refused(workspace, tmp_path):
     components = workspace.load_components()
-    components.trainable_model.model.model.language_model.layers[1].mlp.up_proj.weight.data[3, 4] = math.inf
-    components.trainable_model.save(tmp_path)
+    components.vlm.model.model.language_model.layers[1].mlp.up_proj.weight.data[3, 4] = math.inf
+    components.vlm.save(tmp_path)
     with raises(ModelError, key="model.path", value=str(tmp_path)) as caught:
-        TrainableModel(ModelConfig(path=str(tmp_path)))
+        VisionLanguageModel(ModelConfig(path=str(tmp_path)))
     assert "language_model.layers.1.mlp.up_proj.weight" in str(caught.value)
 
 
@@ -37,7 +37,7 @@ def test_a_sum_that_overflows_is_finite():
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    return TrainableModel(ModelConfig(path=str(folder))).model.state_dict()  # which refuses NaN
+    return VisionLanguageModel(ModelConfig(path=str(folder))).model.state_dict()  # which refuses NaN
 
 
 def plant(monkeypatch, module, name, at):

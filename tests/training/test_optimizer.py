@@ -222,7 +222,7 @@ def test_a_restored_optimizer_with_8_bits_continues_bit_for_bit(tmp_path, dtype)
 @pytest.mark.slow
 def test_an_installed_torchao_prints_nothing_where_it_is_not_used():
     """transformers imports it with the module that loads and saves models."""
-    modules = "sys, saccade.models.trainable_model, transformers.quantizers.auto"
+    modules = "sys, saccade.models.vlm, transformers.quantizers.auto"
     code = f"import {modules}; sys.exit('torchao' not in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert [line for line in done.stderr.splitlines() if "torchao" in line or "_pytree" in line] == []

@@ -49,8 +49,8 @@ def components(workspace):
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [(2, 3), (1, 2, 2)], ids=["next step", "same step"])
 def test_a_resumed_run_finds_the_last_or_the_previous_whole_checkpoint(tmp_path, components, steps):
-    optimizer = Optimizer(components.trainable_model.model, components.recipe.sft.optim, 4)
-    for parameter in components.trainable_model.trainable_parameters:
+    optimizer = Optimizer(components.vlm.model, components.recipe.sft.optim, 4)
+    for parameter in components.vlm.trainable_parameters:
         parameter.grad = torch.full_like(parameter, 1e-3)
     optimizer.step()
     run, is_repeated = tmp_path / "run", steps[-1] == steps[-2]
@@ -59,7 +59,7 @@ def test_a_resumed_run_finds_the_last_or_the_previous_whole_checkpoint(tmp_path,
     def save(step, *, folder=run / "sft"):
         state = {"number": next(numbers)}
         retention = CheckpointConfig(last=2 if is_repeated else 1, best=1)
-        arguments = {"trainable_model": components.trainable_model, "optimizer": optimizer, "trainer_state": state}
+        arguments = {"vlm": components.vlm, "optimizer": optimizer, "trainer_state": state}
         checkpoint.save_checkpoint(folder, step=step, retention=retention, scores={step: 1.0}, **arguments)
 
     def read(folder):

@@ -139,7 +139,7 @@ def test_mixed_rows_train(data, tmp_path):
         "pyvision_gym_wo_image_hint": 0,
         "pyvision_gym_wo_video_hint": 0,
     }
-    decode = components.trainable_model.renderer.decode
+    decode = components.vlm.renderer.decode
     prompts = {name: decode(episode.ledger.segments[0].tokens) for name, episode in episodes.items()}
     for name, prompt in prompts.items():
         system = PARAVT_SYSTEM if name is None else "Use Python."

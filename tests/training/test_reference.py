@@ -18,22 +18,20 @@ needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason
 def change_weights(components):
     """Change every trainable weight in place."""
     with torch.no_grad():
-        for parameter in get_trainable_parameters(components.trainable_model).values():
+        for parameter in get_trainable_parameters(components.vlm).values():
             parameter.add_(0.5)
     return components
 
 
 def get_addresses(components):
-    return {name: value.data_ptr() for name, value in get_trainable_parameters(components.trainable_model).items()}
+    return {name: value.data_ptr() for name, value in get_trainable_parameters(components.vlm).items()}
 
 
 @pytest.mark.parametrize("reference_device", ["device", "cpu"])
 def test_the_reference_is_swapped_in_and_out_without_copies(workspace, reference_device):
     components = workspace.load_components()
     before = copy_weights(components)
-    reference = Reference(
-        components.trainable_model, get_trainable_parameters(components.trainable_model), reference_device
-    )
+    reference = Reference(components.vlm, get_trainable_parameters(components.vlm), reference_device)
     after = copy_weights(change_weights(components))
     addresses = get_addresses(components)
     for _ in range(2):
@@ -48,21 +46,19 @@ def test_the_reference_is_swapped_in_and_out_without_copies(workspace, reference
 
 def test_initial_weights_are_read_from_their_folder(workspace):
     components = change_weights(workspace.load_components())
-    initial_weights = load_initial_weights(components.trainable_model, str(workspace.root / "model"))
+    initial_weights = load_initial_weights(components.vlm, str(workspace.root / "model"))
     assert are_equal(dict(initial_weights), copy_weights(workspace.load_components()))
     missing = str(workspace.root / "missing")
     with raises(RunError, key=missing):
-        load_initial_weights(components.trainable_model, missing)
+        load_initial_weights(components.vlm, missing)
 
 
 @needs_peft
 def test_with_lora_only_the_adapters_are_stored(workspace):
     components = workspace.load_components("model.lora_rank=2")
-    reference = Reference(components.trainable_model, get_trainable_parameters(components.trainable_model), "device")
+    reference = Reference(components.vlm, get_trainable_parameters(components.vlm), "device")
     assert (
-        len(reference._parameter_pairs)
-        == len(get_trainable_parameters(components.trainable_model))
-        < len(copy_weights(components))
+        len(reference._parameter_pairs) == len(get_trainable_parameters(components.vlm)) < len(copy_weights(components))
     )
     before = copy_weights(components)
     change_weights(components)
@@ -75,7 +71,7 @@ def test_with_lora_only_the_adapters_are_stored(workspace):
 def test_frozen_weights_are_not_stored_and_do_not_change(workspace, tmp_path, overrides):
     """With LoRA only the adapters are trained, with and without the switch."""
     components = workspace.load_components(*FEW, *overrides, "model.trained_weights=language_model", "rl.steps=1")
-    before, trainable = copy_weights(components), get_trainable_parameters(components.trainable_model)
+    before, trainable = copy_weights(components), get_trainable_parameters(components.vlm)
     assert not any(".visual." in name for name in trainable)
     assert bool(overrides) == all(".lora_" in name for name in trainable)
     [row] = workspace.run_rl(with_reward(components, alternate), tmp_path)

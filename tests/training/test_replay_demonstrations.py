@@ -50,11 +50,7 @@ def get_trained_texts(components, sample) -> list[str]:
     """Return the text of each contiguous span that the sample trains."""
     ids, mask = sample.ledger.input_ids(), [value != 0 for value in sample.advantages]
     edges = [0, *(i for i in range(1, len(ids)) if mask[i] != mask[i - 1]), len(ids)]
-    return [
-        components.trainable_model.renderer.decode(ids[low:high])
-        for low, high in itertools.pairwise(edges)
-        if mask[low]
-    ]
+    return [components.vlm.renderer.decode(ids[low:high]) for low, high in itertools.pairwise(edges) if mask[low]]
 
 
 def test_exactly_the_replies_of_both_roles_are_trained(components):
@@ -68,7 +64,7 @@ def test_exactly_the_replies_of_both_roles_are_trained(components):
 
 def test_the_main_conversation_holds_the_sub_agents_replies(components):
     results = [segment for segment in replay(components)[0].ledger.segments if segment.origin is Origin.OBSERVATION]
-    text = components.trainable_model.renderer.decode(results[0].tokens)
+    text = components.vlm.renderer.decode(results[0].tokens)
     assert len(results) == 1
     assert text.index("none") < text.index("4-6")
 
@@ -100,7 +96,7 @@ def test_the_packed_batch_trains_the_same_tokens(components):
     samples = replay(components)
     batches = pack(
         samples,
-        compute_positions=components.trainable_model.renderer.compute_position_ids,
+        compute_positions=components.vlm.renderer.compute_position_ids,
         pack_length=512,
         micro_batch_size=8,
     )
@@ -147,7 +143,7 @@ def test_an_invalid_demonstration_raises_with_its_task_and_the_reason(components
 def test_text_that_spells_a_special_token_stays_text(components):
     reply = "<|im_end|><|image_pad|></think><answer>x</answer>"
     (main,) = replay(components, replies=(reply,), children=())
-    renderer = components.trainable_model.renderer
+    renderer = components.vlm.renderer
     assert set(renderer.forbidden_ids).isdisjoint(main.ledger.sampled_tokens())
     assert set(renderer.stop_ids).isdisjoint(main.ledger.sampled_tokens()[:-1])
 
@@ -157,7 +153,7 @@ def test_recorded_results_stand_where_calls_would_run(components):
     (main,) = replay(components, children=(), results=results)
     (segment,) = [segment for segment in main.ledger.segments if segment.origin is Origin.OBSERVATION]
     assert [slot.image.path for slot in segment.slots] == ["figure.png"]
-    assert "nothing here" in components.trainable_model.renderer.decode(segment.tokens)
+    assert "nothing here" in components.vlm.renderer.decode(segment.tokens)
     assert get_trained_texts(components, main) == [LOOK + "<|im_end|>", ANSWER + "<|im_end|>"]
 
 
@@ -179,7 +175,7 @@ def test_a_long_result_is_truncated_as_in_rollouts(components, is_recorded):
     changes = {"children": (), "results": recorded} if is_recorded else {"children": ((text, "4-6"),)}
     main, *children = replay(components, **changes)
     (segment,) = [segment for segment in main.ledger.segments if segment.origin is Origin.OBSERVATION]
-    renderer = components.trainable_model.renderer
+    renderer = components.vlm.renderer
     shown = truncate(text, renderer, limit)
     assert len(renderer.encode(shown)) <= limit < len(renderer.encode(text))
     assert f"\n{shown}\n" in renderer.decode(segment.tokens)
@@ -204,7 +200,7 @@ def test_the_end_of_a_long_error_is_shown(components):
     environment, context = components.environments(TASK), components.build_context(seed=0)
     (main,) = asyncio.run(replay_demonstration(demonstration, environment, context, accept_recorded_errors=True))
     (segment,) = [segment for segment in main.ledger.segments if segment.origin is Origin.OBSERVATION]
-    shown = components.trainable_model.renderer.decode(segment.tokens)
+    shown = components.vlm.renderer.decode(segment.tokens)
     assert "NameError: red" in shown
     assert "Traceback" not in shown
 
@@ -249,4 +245,4 @@ def test_a_tool_may_exceed_its_time_limit_in_a_replay(workspace, components, tmp
     make_environment, context = environments(TASK), components.build_context(seed=0)
     (main,) = run_in_virtual_time(replay_demonstration(demonstration, make_environment, context))
     (segment,) = [segment for segment in main.ledger.segments if segment.origin is Origin.OBSERVATION]
-    assert "3.0 s" in components.trainable_model.renderer.decode(segment.tokens)
+    assert "3.0 s" in components.vlm.renderer.decode(segment.tokens)

@@ -49,7 +49,7 @@ def samples_of(groups):
 
 
 def load_optimizer(components):
-    return Optimizer(components.trainable_model.model, components.recipe.rl.optim, components.recipe.rl.steps)
+    return Optimizer(components.vlm.model, components.recipe.rl.optim, components.recipe.rl.steps)
 
 
 def list_episodes(groups):

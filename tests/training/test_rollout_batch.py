@@ -367,15 +367,17 @@ def test_a_step_whose_prompts_exceed_the_context_raises(workspace):
 
 
 def test_ungraded_episodes_are_counted_and_not_trained(workspace):
-    graded, counter = load_components(workspace, "rl.group_size=3"), itertools.count()
+    graded, counter, ended = load_components(workspace, "rl.group_size=3"), itertools.count(), []
 
     async def score(episodes):
+        ended.extend(episodes)
         scores = await graded.score_fn(episodes)
         return [Ungraded(reason="no answer") if next(counter) % 3 == 0 else score for score in scores]
 
     batch, _ = collect(replace(graded, score_fn=score), workspace)
     assert batch.metrics["frac_ungraded"] == pytest.approx(1 / 3)
     assert all(len(group.scored_episodes) == 2 for group in batch.groups)
+    assert batch.num_sampled_tokens == sum(episode.usage.sampled_tokens for episode in ended)
 
 
 # ---- slow groups -----------------------------------------------------------------------------------------------------
@@ -404,7 +406,7 @@ def load_blocking(workspace, prompt_index, *overrides, num_allowed=0):
     components = load_components(workspace, "rl.prompts_per_step=3", *overrides)
     engine = BlockingEngine(components.engine)
     engine.question = Mixture.from_tasks(workspace.tasks).get_task(5, prompt_index)[0].question
-    engine.renderer, engine.num_allowed = components.trainable_model.renderer, num_allowed
+    engine.renderer, engine.num_allowed = components.vlm.renderer, num_allowed
     return replace(components, engine=engine)
 
 

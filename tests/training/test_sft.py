@@ -51,7 +51,7 @@ def drawn_samples(workspace):
 @pytest.mark.slow
 def test_the_loss_decreases(workspace, tmp_path):
     components = workspace.load_components("sft={steps: 30, save_every: 30}")
-    vocab_size = components.trainable_model.model.lm_head.out_features
+    vocab_size = components.vlm.model.lm_head.out_features
     rows = workspace.run_sft(components, tmp_path, demonstrations=workspace.demonstrations[:8])
     assert rows[0]["loss"] == pytest.approx(math.log(vocab_size), rel=0.05)
     assert np.mean([row["loss"] for row in rows[-5:]]) < 0.6 * rows[0]["loss"]
@@ -63,7 +63,7 @@ def test_the_loss_is_the_mean_over_the_trained_tokens(drawn_samples, workspace):
     components, samples = drawn_samples
     logprobs = compute_logprobs(components, samples)
     trained = workspace.load_components()
-    optimizer = Optimizer(trained.trainable_model.model, components.recipe.sft.optim, 1)
+    optimizer = Optimizer(trained.vlm.model, components.recipe.sft.optim, 1)
     report = sft.update_model(trained, samples, components.recipe.sft, optimizer)
     assert report.loss == pytest.approx(-float(torch.cat(logprobs).mean()), rel=1e-5)
     assert report.trained_tokens == sum(len(sample.ledger.sampled_tokens()) for sample in samples)
@@ -278,7 +278,7 @@ def test_the_fraction_of_auxiliary_prefix_groups(workspace, auxiliary_fraction):
 
 def has_main_conversation(components, samples):
     """Return whether some of the conversations have a prefill, which only main conversations have."""
-    think = components.trainable_model.renderer.encode("<think>\n")
+    think = components.vlm.renderer.encode("<think>\n")
     return any(segment.tokens == think for sample in samples for segment in sample.ledger.segments)
 
 
@@ -318,15 +318,13 @@ def compute_logprobs(components, samples, pack_length=1024) -> list[torch.Tensor
     logprobs = [[] for _ in samples]
     batches = pack(
         samples,
-        compute_positions=components.trainable_model.renderer.compute_position_ids,
+        compute_positions=components.vlm.renderer.compute_position_ids,
         pack_length=pack_length,
         micro_batch_size=8,
     )
     for batch in batches:
         with torch.no_grad():
-            logp_N, _ = forward(
-                components.trainable_model, batch, load_pixels=components.media.load_pixels, temperature=1.0
-            )
+            logp_N, _ = forward(components.vlm, batch, load_pixels=components.media.load_pixels, temperature=1.0)
         for index, value in zip(batch.sample_N.tolist(), logp_N, strict=True):
             logprobs[index].append(value)
     return [torch.stack(values) for values in logprobs]

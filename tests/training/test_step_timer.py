@@ -112,7 +112,7 @@ def test_gpu_memory_is_a_separate_metric(monkeypatch):
     assert measure_peak_memory(torch.device("cuda", 0))["memory_device_gib"] == 5.0
 
 
-class FakeTrainableModel:
+class FakeVisionLanguageModel:
     """Two text layers of 30 weights each, one of them frozen, and an output layer of 20."""
 
     dtype = "bfloat16"
@@ -132,22 +132,22 @@ def build_report():
 
 def test_model_flops():
     # layers: (4 * 60 + 2 * 30) * 100, output: 6 * 20 * 10
-    assert step_timer.estimate_flops(FakeTrainableModel(), 100, 10) == 30_000 + 1_200
+    assert step_timer.estimate_flops(FakeVisionLanguageModel(), 100, 10) == 30_000 + 1_200
 
 
 @pytest.mark.parametrize(("name", "peak"), [("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("T4", None)])
 def test_utilization_is_logged_for_known_gpus(monkeypatch, name, peak):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    metrics = step_timer.compute_update_speed(FakeTrainableModel(), build_report(), 2, 4.0)
+    metrics = step_timer.compute_update_speed(FakeVisionLanguageModel(), build_report(), 2, 4.0)
     assert metrics["packed_tokens_per_second/train"] == 50.0
     assert metrics.get("mfu") == (peak and pytest.approx(2 * 31_200 / 4.0 / peak))
 
 
 def test_a_cpu_has_no_utilization():
-    assert step_timer.compute_update_speed(FakeTrainableModel("cpu"), build_report(), 1, 4.0) == {
+    assert step_timer.compute_update_speed(FakeVisionLanguageModel("cpu"), build_report(), 1, 4.0) == {
         "packed_tokens_per_second/train": 25.0
     }
-    assert step_timer.compute_update_speed(FakeTrainableModel("cpu"), None, 1, 4.0) == {}
+    assert step_timer.compute_update_speed(FakeVisionLanguageModel("cpu"), None, 1, 4.0) == {}
 
 
 def test_real_time():

@@ -35,7 +35,7 @@ class SlowEngine(RecordingEngine):
 def test_a_validation_samples_from_one_version_beside_the_training(workspace, tmp_path, max_staleness):
     overrides = (*SETTINGS, f"rl.max_staleness={max_staleness}")
     components = with_reward(workspace.load_components(*overrides), alternate)
-    script = Scripted(components.trainable_model.renderer, replies=lambda ledger: "red</think><answer>red</answer>")
+    script = Scripted(components.vlm.renderer, replies=lambda ledger: "red</think><answer>red</answer>")
     engine, records, rows, order = SlowEngine(script), [], [], []
     components = replace(components, engine=engine)
     held_out, trained = workspace.tasks[:4], workspace.tasks[4:]

@@ -23,7 +23,7 @@ def load(workspace, save_every, best=0):
     """Load components with an engine that has its own weights."""
     settings = (SFT.format(save_every, best), RL.format(save_every, best), "validation.every=2")
     components = with_reward(workspace.load_components(*settings, "sampling.max_tokens=24"), alternate)
-    replies = Scripted(components.trainable_model.renderer, replies=lambda ledger: "red</think><answer>red</answer>")
+    replies = Scripted(components.vlm.renderer, replies=lambda ledger: "red</think><answer>red</answer>")
     return replace(components, engine=replies)
 
 

@@ -176,7 +176,7 @@ class RecordingEngine:
 
 
 def copy_weights(components: TrainingComponents) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in components.trainable_model.model.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in components.vlm.model.named_parameters()}
 
 
 def are_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:

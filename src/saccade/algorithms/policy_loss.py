@@ -5,8 +5,10 @@ the sampled token's probability. The loss of a token is
 
     tis_weight * loss (`losses/*`, of logp, old and A) + kl_coef * k3
 
-- `old` are the OLD logprobs, those of the trainer before the update (AReaL's proximal policy); with
-  `old_logprobs: engine` they are the engine's.
+`train_step` subtracts the entropy bonus, entropy_coef * entropy, weighted alike.
+
+- `old` are the OLD logprobs: the proximal policy's, which are the trainer's before the update (`prox_logp_N`, after
+  AReaL), or with `old_logprobs: engine` the engine's.
 - tis_weight = min(w, cap) with w = exp(trainer - engine), of the trainer's logprobs before the update: AReaL's
   decoupled objective (arXiv 2505.24298). There is ONE such weight per token. For a token of the current weights it
   corrects the mismatch of engine and trainer (truncated importance sampling), up to `tis_cap`; for a token of older
@@ -98,7 +100,7 @@ def compute_token_weights(seq_N: Tensor, *, aggregation: Aggregation, token_sum_
 
 def compute_policy_loss(
     logp_N: Tensor,
-    old_logp_N: Tensor | None,
+    prox_logp_N: Tensor | None,
     adv_N: Tensor,
     weight_N: Tensor,
     *,
@@ -112,7 +114,7 @@ def compute_policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of the module's docstring (a scalar with a gradient to `logp_N`) and detached statistics.
 
-    `old_logp_N` are the trainer's logprobs before the update; None means the current ones (one update per batch:
+    `prox_logp_N` are the trainer's logprobs before the update; None means the current ones (one update per batch:
     r = 1). `token_loss` is that of `settings`, resolved beforehand. `engine_logp_N` are the logprobs that the engine
     reported, None if unknown. `stale_N` marks tokens sampled by older weights; None means none. `seq_N` holds one
     integer per sequence; None means one sequence. `weight_N` is this micro-batch's slice of `compute_token_weights`. No
@@ -121,7 +123,7 @@ def compute_policy_loss(
     """
     logp_N = logp_N.to(torch.promote_types(logp_N.dtype, torch.float32))
     now_N = logp_N.detach()
-    trainer_N = now_N if old_logp_N is None else old_logp_N.detach().to(now_N.dtype)
+    trainer_N = now_N if prox_logp_N is None else prox_logp_N.detach().to(now_N.dtype)
     engine_N = trainer_N if engine_logp_N is None else engine_logp_N.detach().to(now_N.dtype)
     seq_N = torch.zeros_like(logp_N, dtype=torch.int64) if seq_N is None else seq_N
     stale_N = torch.zeros_like(logp_N, dtype=torch.bool) if stale_N is None else stale_N

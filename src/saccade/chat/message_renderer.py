@@ -47,7 +47,7 @@ class MessageRenderer:
                 turns.append((piece.text.removeprefix("<|im_start|>").rstrip("\n"), []))
             elif not piece.text.startswith(("<|im_end|>", "<|vision_")):
                 turns[-1][1].append(piece.text)
-        origin = Origin.OBSERVATION if any(message.role == "tool" for message in messages) else Origin.PROMPT
+        origin = Origin.OBSERVATION if ledger.segments else Origin.PROMPT
         return self._build_segment(origin, [Message(role=role, parts=_join_texts(parts)) for role, parts in turns])
 
     def render_prefill(self, text: str) -> Segment:

@@ -58,7 +58,7 @@ class ChatRenderer:
         """Return the segment that appends `messages` to `ledger`, up to the opening of the assistant's next turn.
 
         `tools` (JSON schemas) are rendered at the start of the conversation and ignored later. The segment's origin is
-        TOOL if a message has the role "tool". Raises DataError for an unknown role, and MediaError for an image whose
+        PROMPT there, else OBSERVATION. Raises DataError for an unknown role, and MediaError for an image whose
         sides aren't multiples of `factor`, or a pair of frames without `supports_frame_pairs`.
         """
         if ledger.segments:
@@ -66,7 +66,7 @@ class ChatRenderer:
         else:
             pieces = self._family.render_start(messages, tools)
         tokens, slots = self._tokenize([*pieces, self._family.generation_prompt])
-        origin = Origin.OBSERVATION if any(message.role == "tool" for message in messages) else Origin.PROMPT
+        origin = Origin.OBSERVATION if ledger.segments else Origin.PROMPT
         return Segment(tokens=tokens, origin=origin, slots=slots)
 
     def _close_turn(self, ledger: Ledger) -> TemplateText:

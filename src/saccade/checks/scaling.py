@@ -1,8 +1,8 @@
 """Plan RL on a cluster: steps per hour, the bottleneck and idle shares, by `simulation` and the memory of `estimates`.
 
-    recipe ──> Workload ─────────────────┐
-    H100's data sheet, or a run ──> StageCosts ──> simulate ──> Table
-    GPUs ──> memory: does it fit? ──> Cluster ┘
+    recipe ──> Workload ───────────────────────┐
+    H100's data sheet, or a run ──> StageCosts ┼──> simulate ──> Table
+    GPUs ──> memory: does it fit? ──> Cluster ─┘
 
 The costs of an H100 are arithmetic, not measurements; `derive_h100_costs` has the source of each.
 """

@@ -640,8 +640,8 @@ class LossConfig(Section):
     # averaged over sequences
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"] = "token_mean"
     token_sum_divisor: PositiveFloat = 256.0  # constant divisor of seq_mean_token_sum_norm, tokens
-    # coefficient of the entropy bonus: a token's loss is lowered by it times the entropy (nats) of the distribution of
-    # the token, computed over the whole vocabulary
+    # coefficient of the entropy bonus: a token's loss is lowered by it times the entropy (nats) of the distribution
+    # that the token was sampled from, over the whole vocabulary
     entropy_coef: NonNegativeFloat = 0.0
     tis_cap: PositiveFloat | None = 2.0  # cap of the weight of tokens sampled with the current weights; null = off
     stale_tis_cap: PositiveFloat | None = 5.0  # cap of the weight of tokens sampled with older weights; null = off

@@ -34,7 +34,7 @@ from saccade.media.cache import LRUCache
 from saccade.models import checkpoint_io
 from saccade.models.attention import AttentionSpan, PackedTrees
 from saccade.models.policy import VisionFeatures, compute_logprobs
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.protocols import MediaLoader, WeightSource
 from saccade.types import Completion, FinishReason, GenerationRequest
 
@@ -64,7 +64,7 @@ class Local:
 
     def __init__(
         self,
-        trainable_model: TrainableModel,
+        vlm: VisionLanguageModel,
         media: MediaLoader,
         *,
         max_num_seqs: PositiveInt = 256,  # conversations sampled concurrently; fewer where the KV cache would overflow
@@ -73,7 +73,7 @@ class Local:
         max_num_batched_tokens: int = 8192,  # new tokens of a prefill pass
         vision_cache_bytes: int = 2**31,  # cached image features, bytes
     ) -> None:
-        self._trainable_model, self._media = trainable_model, media
+        self._vlm, self._media = vlm, media
         self._max_num_seqs, self._kv_cache_tokens = max_num_seqs, kv_cache_tokens
         self._max_num_batched_tokens, self._vision_cache_bytes = max_num_batched_tokens, vision_cache_bytes
         self._kv_cache = self._create_kv_cache(kv_cache_tokens)
@@ -82,7 +82,7 @@ class Local:
         self._waiting: list[Request] = []
         self._rows = Rows()
         self._has_cancelled = self._is_syncing = False
-        language_model = trainable_model.language_model
+        language_model = vlm.language_model
         self._decoder = Decoder(language_model) if Decoder.supports(language_model) else None
         self._loop_task: asyncio.Task[None] | None = None
         self.version = 0
@@ -90,9 +90,9 @@ class Local:
 
     def _create_kv_cache(self, max_positions: int) -> KVCache:
         return KVCache(
-            shape=self._trainable_model.kv_cache_shape,
-            dtype=self._trainable_model.model.dtype,
-            device=self._trainable_model.device,
+            shape=self._vlm.kv_cache_shape,
+            dtype=self._vlm.model.dtype,
+            device=self._vlm.device,
             max_positions=max_positions,
         )
 
@@ -101,11 +101,11 @@ class Local:
         ledger, sampling = request.ledger, request.sampling
         if not ledger.segments:
             raise EngineError("the ledger is empty; render a prompt first")
-        if not set(sampling.forbidden_ids) <= set(self._trainable_model.renderer.forbidden_ids):
+        if not set(sampling.forbidden_ids) <= set(self._vlm.renderer.forbidden_ids):
             # Trainer and sampler mask the same ids, or their distributions would differ.
             raise EngineError(
                 f"sampling.forbidden_ids={sampling.forbidden_ids} must be a subset of the model's "
-                f"{self._trainable_model.renderer.forbidden_ids}: the local engine masks only these",
+                f"{self._vlm.renderer.forbidden_ids}: the local engine masks only these",
                 key="sampling.forbidden_ids",
                 value=sampling.forbidden_ids,
             )
@@ -133,7 +133,7 @@ class Local:
         Raises EngineError if requests are running and the tensors are shared.
         """
         self._drop_cancelled()
-        if source is self._trainable_model and self._rows.requests:
+        if source is self._vlm and self._rows.requests:
             raise EngineError(
                 f"{len(self._rows)} requests are running; the weights can be updated only when all have ended",
                 value=len(self._rows),
@@ -143,8 +143,8 @@ class Local:
             while self._rows.requests:
                 await asyncio.sleep(0)
             self._drop_caches()
-            if source is not self._trainable_model:
-                self._trainable_model.model.load_state_dict(source.state_dict())
+            if source is not self._vlm:
+                self._vlm.model.load_state_dict(source.state_dict())
             self.version = version
         finally:
             self._is_syncing = False
@@ -251,7 +251,7 @@ class Local:
         if not self._rows.requests:
             return
         started = time.perf_counter()
-        rows, device = self._rows, self._trainable_model.device
+        rows, device = self._rows, self._vlm.device
         count = len(rows)
         self._kv_cache.prepare(count, 1, rows.max_length - 1, is_even=rows.are_even, runs=rows.runs)
         ids, positions = (torch.from_numpy(values).to(device) for values in rows.get_newest())
@@ -259,7 +259,7 @@ class Local:
             hidden = self._decoder.forward(ids, positions, self._kv_cache)
         else:
             mask, axes = self._kv_cache.build_mask(), positions[:, None].expand(3, -1, -1)
-            policy = self._trainable_model.policy
+            policy = self._vlm.policy
             hidden = policy.compute_hidden_states(ids[:, None], axes, mask, kv_cache=self._kv_cache)[:, 0]
         self._kv_cache.lengths[:count] += 1
         self._sample_next(hidden, 0)
@@ -270,7 +270,7 @@ class Local:
     def _sample_next(self, hidden_BD: Tensor, first_row: int) -> None:
         """Sample the next token of rows `first_row`, `first_row + 1`, …; release those that end."""
         temperatures, uniforms = self._rows.get_sampling(first_row)
-        tokens, logprobs = sample_tokens(self._trainable_model.policy.compute_logits(hidden_BD), temperatures, uniforms)
+        tokens, logprobs = sample_tokens(self._vlm.policy.compute_logits(hidden_BD), temperatures, uniforms)
         # The last row first: it takes the place of a released one.
         for row in reversed(self._rows.append(first_row, tokens, logprobs)):
             self._end(row)
@@ -303,7 +303,7 @@ class Local:
 
     def _fail(self, row: int, num_tokens: int) -> None:
         """End a request whose logits hold NaN or an infinity. Raises BrokenEngineError if a weight does, too."""
-        if name := checkpoint_io.find_nonfinite(self._trainable_model.model.state_dict()):
+        if name := checkpoint_io.find_nonfinite(self._vlm.model.state_dict()):
             raise BrokenEngineError(
                 f"the weight {name} holds NaN or an infinity; resume from an earlier checkpoint", key="model.path"
             )
@@ -312,9 +312,9 @@ class Local:
             request.future.set_exception(
                 EngineError(
                     f"the logits of token {num_tokens} of a reply hold NaN or an infinity, in "
-                    f"model.dtype={self._trainable_model.dtype}",
+                    f"model.dtype={self._vlm.dtype}",
                     key="model.dtype",
-                    value=self._trainable_model.dtype,
+                    value=self._vlm.dtype,
                 )
             )
         self._drop_caches()  # they may hold what made the logits
@@ -354,7 +354,7 @@ class Local:
             if same := computed.get(request.prefix_hashes[-1]):
                 request.prefix, request.position = same.prefix, same.position
             else:
-                position_ids = self._trainable_model.renderer.compute_position_ids(request.ledger)
+                position_ids = self._vlm.renderer.compute_position_ids(request.ledger)
                 request.position = int(position_ids[:, -1].max()) + 1
         for request in requests:
             error = failed.get(request.prefix_hashes[-1])
@@ -394,7 +394,7 @@ class Local:
 
     def _forward(self, batch: Sequence[Request], pixels: Mapping[str, np.ndarray]) -> None:
         """Run one padded pass over the new tokens of several ledgers; cache the results."""
-        device = self._trainable_model.device
+        device = self._vlm.device
         starts = [request.prefix.num_tokens for request in batch]
         new_ids = [request.ledger.input_ids()[start:] for request, start in zip(batch, starts, strict=True)]
         width = max(len(new) for new in new_ids)
@@ -404,7 +404,7 @@ class Local:
         scratch.reserve(len(batch), max(starts) + width)
         for row, (request, start, new) in enumerate(zip(batch, starts, new_ids, strict=True)):
             ids[row, : len(new)] = torch.tensor(new)
-            position_ids = self._trainable_model.renderer.compute_position_ids(request.ledger)
+            position_ids = self._vlm.renderer.compute_position_ids(request.ledger)
             positions[:, row, : len(new)] = torch.from_numpy(position_ids[:, start:])
             request.position = int(position_ids[:, -1].max()) + 1
             scratch.load_row(row, request.prefix.blocks)
@@ -416,7 +416,7 @@ class Local:
             visible = PackedTrees([AttentionSpan(row, 0, len(new)) for row, new in enumerate(new_ids)])
         else:
             visible = scratch.build_mask()
-        hidden = self._trainable_model.policy.compute_hidden_states(
+        hidden = self._vlm.policy.compute_hidden_states(
             ids.to(device), positions.to(device), visible, features=features, kv_cache=scratch
         )
         for row, (request, start, new) in enumerate(zip(batch, starts, new_ids, strict=True)):
@@ -432,7 +432,7 @@ class Local:
             return None
         features = {image.key: cached for image in images if (cached := self._vision_cache.get(image.key))}
         missing = {image.key: image for image in images if image.key not in features}
-        encoded = self._trainable_model.encode_images(list(missing.values()), lambda image: pixels[image.key])
+        encoded = self._vlm.encode_images(list(missing.values()), lambda image: pixels[image.key])
         for key, feature in zip(missing, encoded, strict=True):
             features[key] = feature
             self._vision_cache.put(key, feature, feature.nbytes)

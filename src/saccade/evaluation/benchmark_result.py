@@ -343,7 +343,7 @@ def compute_costs(scored: Sequence[ScoredEpisode]) -> dict[str, float]:
     behavior, usages = average_behavior(scored), [outcome.episode.usage for outcome in scored]
     return {
         **{name: behavior[name] for name in BEHAVIOR_COSTS},
-        "text_tokens": fmean(usage.prompt_tokens + usage.sampled_tokens - usage.visual_tokens for usage in usages),
+        "text_tokens": fmean(usage.unsampled_tokens + usage.sampled_tokens - usage.visual_tokens for usage in usages),
         "seconds": fmean(usage.seconds for usage in usages),
     }
 

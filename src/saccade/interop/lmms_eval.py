@@ -109,7 +109,7 @@ class SaccadeModel:
             GenerationResult(
                 text=format_response(episode, full_reply=self._full_reply),
                 token_counts=TokenCounts(
-                    input_tokens=episode.usage.prompt_tokens, output_tokens=episode.usage.sampled_tokens
+                    input_tokens=episode.usage.unsampled_tokens, output_tokens=episode.usage.sampled_tokens
                 ),
             )
             for episode in self.run_episodes(tasks)

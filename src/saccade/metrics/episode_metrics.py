@@ -355,7 +355,9 @@ def compute_step_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics = {"reward": fmean(outcome.score.total for outcome in scored), "accuracy": fmean(map(get_accuracy, scored))}
     # Format compliance is its own metric, whether or not the recipe rewards it.
     parts = sorted({part for outcome in scored for part in outcome.score.parts} - {"format_compliance"})
-    metrics |= {f"reward/{part}": fmean(outcome.score.parts.get(part, 0.0) for outcome in scored) for part in parts}
+    for part in parts:  # episodes of an environment with other rewards don't have it
+        values = [outcome.score.parts[part] for outcome in scored if part in outcome.score.parts]
+        metrics[f"reward/{part}"] = fmean(values)
     if any(outcome.score.credits for outcome in scored):
         metrics["credit"] = fmean(sum(credit.value for credit in outcome.score.credits) for outcome in scored)
     metrics |= _compute_slice_metrics(scored)

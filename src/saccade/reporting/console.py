@@ -236,6 +236,6 @@ def summarize_usage(episode: Episode) -> str:
     usage = episode.usage
     return (
         f"{pluralize(len(episode.turns), 'turn')}, {pluralize(len(episode.results), 'call')}, "
-        f"{usage.prompt_tokens - usage.visual_tokens} text + "
-        f"{usage.visual_tokens} visual prompt tokens, {usage.sampled_tokens} sampled, {usage.seconds:.2f} s"
+        f"{usage.unsampled_tokens - usage.visual_tokens} text + "
+        f"{usage.visual_tokens} visual tokens unsampled, {usage.sampled_tokens} sampled, {usage.seconds:.2f} s"
     )

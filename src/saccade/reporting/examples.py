@@ -158,7 +158,7 @@ def describe_example(example: Example, load_pixels: PixelLoader | None = None) -
     others = [
         f"{name}: {answer} ({'right' if correct >= 0.5 else 'wrong'})" for name, answer, correct in example.others
     ]
-    cost = f"{usage.prompt_tokens} prompt, {usage.sampled_tokens} sampled, {usage.visual_tokens} visual tokens"
+    cost = f"{usage.unsampled_tokens} unsampled, {usage.sampled_tokens} sampled, {usage.visual_tokens} visual tokens"
     facts = [
         ("task", f"{task.id} ({source}{'; ' + example.note if example.note else ''})"),
         ("options", "; ".join(f"{chr(65 + index)}. {option}" for index, option in enumerate(task.options))),

@@ -19,10 +19,10 @@ from saccade.types import SamplingParams
 from saccade.utils.async_utils import PausableClock
 
 # What engines receive besides their settings, each if its signature names it.
-ENGINE_DEPENDENCIES = ("trainable_model", "renderer", "load_weights", "media", "context_length")
+ENGINE_DEPENDENCIES = ("vlm", "renderer", "load_weights", "media", "context_length")
 
 if TYPE_CHECKING:  # it imports torch, which a rollout worker without weights doesn't need
-    from saccade.models.trainable_model import TrainableModel
+    from saccade.models.vlm import VisionLanguageModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class RolloutComponents:
             renderer = engine.renderer
         else:
             renderer = load_renderer(recipe.model.path)
-            load_weights = functools.partial(_load_trainable_model, recipe.model) if verifies_weights else None
+            load_weights = functools.partial(_load_vlm, recipe.model) if verifies_weights else None
             engine = _build_engine(recipe, renderer=renderer, load_weights=load_weights, **dependencies)
         return RolloutComponents(
             recipe=recipe, renderer=renderer, media=media, engine=engine, environments=environments, score_fn=score_fn
@@ -94,16 +94,16 @@ class RolloutComponents:
 class TrainingComponents(RolloutComponents):
     """What a recipe's training needs: the model, the media loader, the engine, the environments and the rewards."""
 
-    trainable_model: "TrainableModel"  # the model
+    vlm: "VisionLanguageModel"  # the model that is trained
 
     @staticmethod
     def from_recipe(  # type: ignore[override]
-        recipe: Recipe, load_trainable_model: "Callable[[ModelConfig], TrainableModel] | None" = None
+        recipe: Recipe, load_vlm: "Callable[[ModelConfig], VisionLanguageModel] | None" = None
     ) -> "TrainingComponents":
         """Load the model and bind the plugins. Raises ConfigError or ModelError for what can't be used.
 
-        `load_trainable_model` divides the weights among processes (None: they are whole); an engine that runs the model
-        here then gets a copy.
+        `load_vlm` loads the model with its weights divided among processes (None: it is loaded whole); an engine that
+        runs the model here then gets a copy.
         """
         import torch
 
@@ -111,31 +111,31 @@ class TrainingComponents(RolloutComponents):
         check_frame_pairs(recipe)
         environments, score_fn = TaskEnvironments.from_recipe(recipe), compose_task_rewards(recipe)
         torch.set_num_threads(recipe.model.num_threads)
-        trainable_model = (load_trainable_model or _load_trainable_model)(recipe.model)
-        if recipe.media.frame_pairs and not trainable_model.renderer.supports_frame_pairs:
+        vlm = (load_vlm or _load_vlm)(recipe.model)
+        if recipe.media.frame_pairs and not vlm.renderer.supports_frame_pairs:
             raise ConfigError(
-                f"media.frame_pairs=true, but the model family {trainable_model.renderer.family} takes no pairs of "
+                f"media.frame_pairs=true, but the model family {vlm.renderer.family} takes no pairs of "
                 "frames; set media.frame_pairs=false",
                 key="media.frame_pairs",
                 value=True,
             )
         samples_here = runs_model_here(recipe)
-        needs_copy = load_trainable_model is not None and samples_here
-        is_inline = samples_here and trainable_model.device.type == "cpu"
+        needs_copy = load_vlm is not None and samples_here
+        is_inline = samples_here and vlm.device.type == "cpu"
         uses_ray = recipe.rollouts.executor == "ray"
         media = CachingMediaLoader.from_config(recipe.media, is_inline=is_inline, is_shared=uses_ray)
         engine = _build_engine(
             recipe,
-            trainable_model=_load_trainable_model(recipe.model) if needs_copy else trainable_model,
-            renderer=trainable_model.renderer,
-            load_weights=lambda: trainable_model,
+            vlm=_load_vlm(recipe.model) if needs_copy else vlm,
+            renderer=vlm.renderer,
+            load_weights=lambda: vlm,
             media=media,
             context_length=_find_context_length(recipe, environments),
         )
         return TrainingComponents(
             recipe=recipe,
-            renderer=trainable_model.renderer,
-            trainable_model=trainable_model,
+            renderer=vlm.renderer,
+            vlm=vlm,
             media=media,
             engine=engine,
             environments=environments,
@@ -151,10 +151,10 @@ def _find_context_length(recipe: Recipe, environments: TaskEnvironments) -> int:
     return max(lengths)
 
 
-def _load_trainable_model(model: ModelConfig) -> "TrainableModel":
-    from saccade.models.trainable_model import TrainableModel
+def _load_vlm(model: ModelConfig) -> "VisionLanguageModel":
+    from saccade.models.vlm import VisionLanguageModel
 
-    return TrainableModel(model)
+    return VisionLanguageModel(model)
 
 
 def compose_task_rewards(recipe: Recipe) -> ScoreFn:
@@ -200,7 +200,7 @@ def uses_chat_engine(recipe: Recipe) -> bool:
 
 def runs_model_here(recipe: Recipe) -> bool:
     """Return whether the recipe's engine samples from a model in this process, without a server."""
-    return "trainable_model" in plugins.get_signature("engines", recipe.engine.name).parameters
+    return "vlm" in plugins.get_signature("engines", recipe.engine.name).parameters
 
 
 def check_frame_pairs(recipe: Recipe) -> None:

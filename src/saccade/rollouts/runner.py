@@ -173,8 +173,7 @@ class Rollout:
         if isinstance(outcome, Done):
             self.end(outcome.status, outcome.error)
         else:
-            segment = self.ctx.renderer.render(self.ledger, outcome.messages)
-            self.observe(replace(segment, origin=Origin.OBSERVATION), outcome)
+            self.observe(self.ctx.renderer.render(self.ledger, outcome.messages), outcome)
 
     def end(self, status: EpisodeStatus, error: str | None = None) -> None:
         """Set why the episode ends."""
@@ -193,7 +192,7 @@ class Rollout:
         num_sampled, costs = self.ledger.num_sampled_tokens, [child.usage for child in self.children]
         num_visual = sum(slot.num_tokens for slot in self.ledger.slots())
         usage = Usage(
-            prompt_tokens=len(self.ledger) - num_sampled + sum(cost.prompt_tokens for cost in costs),
+            unsampled_tokens=len(self.ledger) - num_sampled + sum(cost.unsampled_tokens for cost in costs),
             sampled_tokens=num_sampled + sum(cost.sampled_tokens for cost in costs),
             visual_tokens=num_visual + sum(cost.visual_tokens for cost in costs),
             seconds=time.perf_counter() - self.start_time,  # children run within it

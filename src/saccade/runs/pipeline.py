@@ -190,11 +190,11 @@ def load_for_inference(model: str | Path, *, recipe: str = "", settings: Sequenc
 
 def load_training_components(recipe: Recipe, weights: Path) -> TrainingComponents:
     """Load a recipe's components with these weights, which are sharded if several processes train."""
-    from saccade.training.distributed.trainable_model import ShardedTrainableModel
+    from saccade.training.distributed.vlm import ShardedVisionLanguageModel
 
     controller = get_controller()
-    load_trainable_model = functools.partial(ShardedTrainableModel, controller) if controller else None
-    return TrainingComponents.from_recipe(recipe.with_values({"model.path": str(weights)}), load_trainable_model)
+    load_vlm = functools.partial(ShardedVisionLanguageModel, controller) if controller else None
+    return TrainingComponents.from_recipe(recipe.with_values({"model.path": str(weights)}), load_vlm)
 
 
 def load_components(recipe: Recipe, weights: Path | None) -> RolloutComponents:
@@ -587,7 +587,7 @@ def _train_stage(
             key=str(last.folder),
         ) from error
 
-    components.trainable_model.max_micro_batch_tokens = read_token_limit(folder)
+    components.vlm.max_micro_batch_tokens = read_token_limit(folder)
     components.media.generated_dir = str(resolve_path(folder) / IMAGES_FOLDER)
     components = connect_executor(components, folder)
     trace = _plan_trace(stage_name, recipe, run, last, profile_step)
@@ -645,7 +645,7 @@ def _train_stage(
         try:
             run_and_close(components, work)
         finally:
-            write_token_limit(folder, components.trainable_model.max_micro_batch_tokens)
+            write_token_limit(folder, components.vlm.max_micro_batch_tokens)
     weights = checkpoint.list_checkpoints(folder / stage_name)[-1].folder
     run.mark_done(stage_name, {"checkpoint": weights.relative_to(folder).as_posix()})
     return weights

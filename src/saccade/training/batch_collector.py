@@ -3,8 +3,8 @@
     collect_batch ──batch──> BatchCollector ──collect──> trainer: policy update, weight sync ──> the next `collect`
 
 Each batch is collected when the trainer waits for it, in turns with the policy updates; with `simulated_staleness` that
-many steps earlier. With `rl.max_staleness` above 0 it consists of groups that were started during
-earlier steps (`group_scheduler`).
+many steps earlier. With `rl.max_staleness` above 0 it consists of groups that were started during earlier steps
+(`group_scheduler`).
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ CollectBatch = Callable[[PromptSampler, int], Awaitable[tuple[RolloutBatch, Prom
 
 
 class BatchCollector:
-    """The batches of steps `version` to `end_step` − 1, in order, each collected `simulated_staleness` steps ahead.
+    """Collects the batches of steps `version` to `end_step` − 1, in order, each `simulated_staleness` steps ahead.
 
     `batches` are collected already. While they have `max_tokens` tokens or more (0: no limit), none is collected ahead.
     `num_sampled_tokens` counts the tokens sampled for the batches it collected. `collect_batch` takes groups from
@@ -40,11 +40,8 @@ class BatchCollector:
     ) -> None:
         self.num_sampled_tokens, self._max_tokens, self._group_scheduler = 0, max_tokens, group_scheduler
         self._collect_batch, self._prompt_sampler, self._batches = collect_batch, prompt_sampler, deque(batches)
-        self._next_step, self._end_step, self._simulated_staleness = (
-            version + len(batches),
-            end_step,
-            simulated_staleness,
-        )
+        self._next_step, self._end_step = version + len(batches), end_step
+        self._simulated_staleness = simulated_staleness
 
     @property
     def state(self) -> tuple[PromptSampler, tuple[RolloutBatch, ...], tuple[PendingGroup, ...]]:

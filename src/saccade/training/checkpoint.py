@@ -24,7 +24,7 @@ from saccade.models.checkpoint_files import check_weights, verify_checksums, wri
 from saccade.utils.files import convert_file_errors, describe_retry, read_text, sync_path, sync_tree
 
 if TYPE_CHECKING:  # reports list checkpoints without torch
-    from saccade.training.distributed.trainable_model import ShardedOptimizer
+    from saccade.training.distributed.vlm import ShardedOptimizer
     from saccade.training.optimizer import Optimizer
 
 STATE_FILE = "trainer_state.json"
@@ -108,7 +108,7 @@ def save_checkpoint(
     folder: Path,
     *,
     step: int,
-    trainable_model: Savable,
+    vlm: Savable,
     optimizer: Savable,
     trainer_state: Mapping[str, Any],
     write_extra_files: Callable[[Path], None] = lambda part_folder: None,
@@ -117,7 +117,7 @@ def save_checkpoint(
 ) -> Checkpoint:
     """Write checkpoint `step`, with `write_extra_files`, and delete those that `retention` drops. Raises RunError.
 
-    `trainable_model` and `optimizer` may be copies (see `checkpoint_writer`).
+    `vlm` and `optimizer` may be copies (see `checkpoint_writer`).
 
     `scores` maps validated steps to the metric by which `retention` finds the best ones.
     """
@@ -128,7 +128,7 @@ def save_checkpoint(
         _delete_leftovers(folder)
         try:
             part_folder.mkdir(parents=True)
-            trainable_model.save(part_folder)
+            vlm.save(part_folder)
             optimizer.save(part_folder)
             (part_folder / STATE_FILE).write_text(json.dumps({"step": step, **trainer_state}))
             write_extra_files(part_folder)

@@ -22,8 +22,8 @@ from saccade.training.background import Abandoned, RankLostError, run_in_thread,
 from saccade.utils.async_utils import run_in_daemon_thread
 
 if TYPE_CHECKING:
-    from saccade.models.trainable_model import TrainableModel
-    from saccade.training.distributed.trainable_model import ShardedOptimizer
+    from saccade.models.vlm import VisionLanguageModel
+    from saccade.training.distributed.vlm import ShardedOptimizer
     from saccade.training.optimizer import Optimizer
 
 _DESCRIPTION = "the checkpoint"
@@ -44,7 +44,7 @@ class CheckpointWriter:
     """Writes the checkpoints of a stage below `folder`; `get_scores` returns the validated steps' metric."""
 
     folder: Path
-    trainable_model: "TrainableModel"
+    vlm: "VisionLanguageModel"
     optimizer: "Optimizer | ShardedOptimizer"
     retention: CheckpointConfig
     get_scores: Callable[[str], Mapping[int, float]]
@@ -62,7 +62,7 @@ class CheckpointWriter:
             await self.save_now(finished)
             return
         snapshot = await run_in_thread(
-            lambda _: (self.trainable_model.take_snapshot(), self.optimizer.take_snapshot()), _DESCRIPTION
+            lambda _: (self.vlm.take_snapshot(), self.optimizer.take_snapshot()), _DESCRIPTION
         )
         scores = self._copy_scores()
         self._write = run_in_daemon_thread(lambda: self._save(finished, *snapshot, scores), "saccade-checkpoint")
@@ -71,7 +71,7 @@ class CheckpointWriter:
         """Write a checkpoint without a copy; return when it is on the disk. Raises RunError."""
         await self.finish()
         scores = self._copy_scores()
-        await run_in_thread(lambda _: self._save(finished, self.trainable_model, self.optimizer, scores), _DESCRIPTION)
+        await run_in_thread(lambda _: self._save(finished, self.vlm, self.optimizer, scores), _DESCRIPTION)
 
     def _copy_scores(self) -> Mapping[int, float]:
         return dict(self.get_scores(self.retention.metric))
@@ -79,7 +79,7 @@ class CheckpointWriter:
     def _save(
         self,
         finished: FinishedStep,
-        trainable_model: checkpoint.Savable,
+        vlm: checkpoint.Savable,
         optimizer: checkpoint.Savable,
         scores: Mapping[int, float],
     ) -> None:
@@ -87,7 +87,7 @@ class CheckpointWriter:
             checkpoint.save_checkpoint(
                 self.folder,
                 step=finished.step,
-                trainable_model=trainable_model,
+                vlm=vlm,
                 optimizer=optimizer,
                 trainer_state=finished.trainer_state,
                 write_extra_files=finished.write_extra_files,

@@ -1,7 +1,7 @@
 """Groups in progress while the trainer updates the policy, none staler than `rl.max_staleness` when it is trained on.
 
     prompts ──start──> in progress ──group──> waiting ──take, oldest first──> collect_batch ──> policy update
-                ▲                                                                                  │
+                ▲                                                                                      │
                 └─────── if a step that may train on the group has a free slot <──set_version(version)─┘
 
 The staleness of a group is the number of weight versions between its start and the step that trains on it. It never
@@ -264,7 +264,7 @@ class GroupScheduler:
         elif started is not None:
             group, version = task.result(), started.version
             if self._is_masking:
-                version = max([version, *(v for episode in _list_episodes(group) for v in episode.ledger.versions())])
+                version = max([version, *(v for episode in list_episodes(group) for v in episode.ledger.versions())])
             self._add_waiting(PendingGroup(prompt_index=prompt_index, version=version, group=group))
         self._changed.set()
 
@@ -292,12 +292,13 @@ class GroupScheduler:
                 started_by_prompt[prompt_index] = self._in_progress.pop(prompt_index)
                 started_by_prompt[prompt_index].task.cancel()
         await asyncio.gather(*(started.task for started in started_by_prompt.values()), return_exceptions=True)
-        self._cancelled |= {pending.prompt_index: _list_episodes(pending.group) for pending in ended}
+        self._cancelled |= {pending.prompt_index: list_episodes(pending.group) for pending in ended}
         for prompt_index, started in started_by_prompt.items():
             has_ended = not started.task.cancelled() and started.task.exception() is None
-            self._cancelled[prompt_index] = _list_episodes(started.task.result()) if has_ended else started.discarded
+            self._cancelled[prompt_index] = list_episodes(started.task.result()) if has_ended else started.discarded
         self._changed.set()
 
 
-def _list_episodes(group: Group) -> list[Episode]:
+def list_episodes(group: Group) -> list[Episode]:
+    """Return all episodes of a group, its baseline and ungraded ones included."""
     return [scored.episode for scored in group.members] + [ungraded.episode for ungraded in group.ungraded]

@@ -54,7 +54,7 @@ class MicroBatch:
     sample_N: np.ndarray  # index of its sample
     version_N: np.ndarray  # of the weights that sampled it
     weight_N: np.ndarray | None = None  # its weight in the average of the loss
-    old_logp_N: np.ndarray | None = None  # the trainer's before the update; None is that of the current weights
+    prox_logp_N: np.ndarray | None = None  # the trainer's before the update; None is that of the current weights
     ref_logp_N: np.ndarray | None = None  # its logprob under the reference policy
 
 

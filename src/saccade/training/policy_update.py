@@ -27,10 +27,10 @@ from saccade.algorithms.policy_loss import (
 from saccade.algorithms.ratios import k1, k3
 from saccade.config.schema import KlConfig, RlConfig
 from saccade.errors import EngineError
-from saccade.models.trainable_model import LoadPixels
+from saccade.models.vlm import LoadPixels
 from saccade.rollouts.components import TrainingComponents
 from saccade.training.background import CheckCancelled
-from saccade.training.distributed.trainable_model import ShardedOptimizer, ShardedReference, ShardedTrainableModel
+from saccade.training.distributed.vlm import ShardedOptimizer, ShardedReference, ShardedVisionLanguageModel
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import MicroBatch
 from saccade.training.reference import Reference
@@ -64,21 +64,21 @@ def update_policy(
 ) -> StepReport:
     """Take `epochs_per_batch` passes over the samples of a rollout batch, with one optimizer step per mini-batch.
 
-    The trainer's logprobs before the first step (`old_logp_N`) are those of that step's forward pass, so they
-    are computed beforehand only for further steps. Advantages are whitened over the whole rollout batch, losses
+    The trainer's logprobs before the first step (`prox_logp_N`) are those of that step's forward pass, so they are
+    computed beforehand only for further steps. Advantages are whitened over the whole rollout batch, losses
     averaged over a mini-batch. `check_cancelled` is called before each micro-batch up to the first update. `on_tokens`
     receives what each mini-batch's first pass computed for every token. Raises EngineError if a packed token isn't the
     sampled one of its ledger.
     """
-    trainable_model, micro_batches = components.trainable_model, list[MicroBatch]()
+    vlm, micro_batches = components.vlm, list[MicroBatch]()
     mini_batches: list[slice] = []  # of `micro_batches`
     samples_by_mini_batch = split_mini_batches(samples, settings.num_mini_batches)
     for mini_batch in samples_by_mini_batch:
-        packed = pack_samples(trainable_model, mini_batch, settings)
+        packed = pack_samples(vlm, mini_batch, settings)
         check_packed_tokens(mini_batch, packed)
         mini_batches.append(slice(len(micro_batches), len(micro_batches) + len(packed)))
         micro_batches += packed
-    with trainable_model.share_features():
+    with vlm.share_features():
         if reference is not None:
             with reference.swap_in():
                 ref_logps = _compute_logprobs(components, micro_batches, check_cancelled)
@@ -90,7 +90,7 @@ def update_policy(
         if num_updates > 1 and settings.loss.old_logprobs == "trainer":
             old_logps = _compute_logprobs(components, micro_batches, check_cancelled)
             micro_batches = [
-                replace(micro_batch, old_logp_N=logp_N)
+                replace(micro_batch, prox_logp_N=logp_N)
                 for micro_batch, logp_N in zip(micro_batches, old_logps, strict=True)
             ]
         if settings.advantage.whiten == "tokens":
@@ -109,7 +109,7 @@ def update_policy(
 
         for part in mini_batches * settings.epochs_per_batch:
             report = train_step(
-                trainable_model,
+                vlm,
                 optimizer,
                 micro_batches[part],
                 loss_fn,
@@ -150,7 +150,7 @@ class PolicyLoss:
         assert micro_batch.weight_N is not None, "the tokens of a micro-batch have no weights"
         return compute_policy_loss(
             logp_N,
-            None if micro_batch.old_logp_N is None else load(micro_batch.old_logp_N),
+            None if micro_batch.prox_logp_N is None else load(micro_batch.prox_logp_N),
             load(micro_batch.advantage_N),
             load(micro_batch.weight_N),
             settings=self._settings.loss,
@@ -186,25 +186,25 @@ def _compute_logprobs(
 ) -> list[np.ndarray]:
     """Return the current weights' logprobs of each micro-batch's tokens, without a gradient."""
     temperature, load_all_pixels = components.recipe.sampling.temperature, components.media.load_all_pixels
-    trainable_model = components.trainable_model
-    if isinstance(trainable_model, ShardedTrainableModel):
-        return trainable_model.compute_logprobs(
+    vlm = components.vlm
+    if isinstance(vlm, ShardedVisionLanguageModel):
+        return vlm.compute_logprobs(
             micro_batches, load_all_pixels=load_all_pixels, temperature=temperature, check_cancelled=check_cancelled
         )
 
     def compute(micro_batch: MicroBatch, load_pixels: LoadPixels) -> np.ndarray:
         logp_N = np.zeros(len(micro_batch.token_N), dtype=np.float32)
-        for part, index_N in split_to_fit(micro_batch, trainable_model.max_micro_batch_tokens):
+        for part, index_N in split_to_fit(micro_batch, vlm.max_micro_batch_tokens):
             with detect_full_memory(part):
-                part_logp_N, _ = forward(trainable_model, part, load_pixels=load_pixels, temperature=temperature)
+                part_logp_N, _ = forward(vlm, part, load_pixels=load_pixels, temperature=temperature)
                 logp_N[index_N] = part_logp_N.cpu().numpy()
         return logp_N
 
     logprobs: list[np.ndarray] = []
     with torch.no_grad():
-        for micro_batch, load_pixels in load_ahead(trainable_model, micro_batches, load_all_pixels):
+        for micro_batch, load_pixels in load_ahead(vlm, micro_batches, load_all_pixels):
             check_cancelled()
-            logprobs.append(run_within_memory(trainable_model, partial(compute, micro_batch, load_pixels)))
+            logprobs.append(run_within_memory(vlm, partial(compute, micro_batch, load_pixels)))
     return logprobs
 
 
@@ -242,10 +242,10 @@ def _list_token_values(
 ) -> Iterator[TokenValues]:
     """Yield the values of each sample of the micro-batches, from the results of their forward passes.
 
-    The trainer's logprobs are those before the update (`old_logp_N`) where a setting has them computed.
+    The trainer's logprobs are those before the update (`prox_logp_N`) where a setting has them computed.
     """
     for micro_batch, result in zip(micro_batches, results, strict=True):
-        logp_N = result.logp_N if micro_batch.old_logp_N is None else micro_batch.old_logp_N
+        logp_N = result.logp_N if micro_batch.prox_logp_N is None else micro_batch.prox_logp_N
         for index in np.unique(micro_batch.sample_N).tolist():
             is_own_N, ledger = micro_batch.sample_N == index, samples[index].ledger
             yield TokenValues(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.errors import ModelError, RunError
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 
 Weights = Mapping[str, Tensor]
 
@@ -22,12 +22,12 @@ class Reference:
     """The initial weights of a model's trainable parameters, stored on `reference_device`."""
 
     def __init__(
-        self, trainable_model: TrainableModel, initial_weights: Weights, reference_device: Literal["device", "cpu"]
+        self, vlm: VisionLanguageModel, initial_weights: Weights, reference_device: Literal["device", "cpu"]
     ) -> None:
-        device = torch.device("cpu") if reference_device == "cpu" else trainable_model.device
+        device = torch.device("cpu") if reference_device == "cpu" else vlm.device
         self._parameter_pairs = [
             (parameter, initial_weights[name].detach().to(device, copy=True))
-            for name, parameter in get_trainable_parameters(trainable_model).items()
+            for name, parameter in get_trainable_parameters(vlm).items()
         ]
 
     @contextlib.contextmanager
@@ -43,21 +43,21 @@ class Reference:
                 parameter.data = data
 
 
-def get_trainable_parameters(trainable_model: TrainableModel) -> dict[str, nn.Parameter]:
+def get_trainable_parameters(vlm: VisionLanguageModel) -> dict[str, nn.Parameter]:
     """Return the trainable parameters of a model by name, each once."""
-    return {name: parameter for name, parameter in trainable_model.model.named_parameters() if parameter.requires_grad}
+    return {name: parameter for name, parameter in vlm.model.named_parameters() if parameter.requires_grad}
 
 
-def load_initial_weights(trainable_model: TrainableModel, folder: str) -> Weights:
+def load_initial_weights(vlm: VisionLanguageModel, folder: str) -> Weights:
     """Load the weights of a folder, with the trained model's settings. Raises RunError if they can't be read."""
-    return get_trainable_parameters(load_initial_trainable_model(trainable_model, folder, device="cpu"))
+    return get_trainable_parameters(load_initial_vlm(vlm, folder, device="cpu"))
 
 
-def load_initial_trainable_model(trainable_model: TrainableModel, folder: str, device: str = "") -> TrainableModel:
+def load_initial_vlm(vlm: VisionLanguageModel, folder: str, device: str = "") -> VisionLanguageModel:
     """Load a folder with the model's settings, on its device or `device`. Raises RunError if it can't be read."""
-    changes = {"path": folder, "device": device or trainable_model.settings.device}
+    changes = {"path": folder, "device": device or vlm.settings.device}
     try:
-        return TrainableModel(trainable_model.settings.model_copy(update=changes))
+        return VisionLanguageModel(vlm.settings.model_copy(update=changes))
     except ModelError as error:
         raise RunError(
             f"rl.kl needs the weights that RL started from, and {folder} can't be read: {error}. Restore that folder",

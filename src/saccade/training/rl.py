@@ -39,10 +39,10 @@ from saccade.training.background import CheckCancelled, defer_interrupt, run_in_
 from saccade.training.batch_collector import BatchCollector
 from saccade.training.checkpoint import Checkpoint
 from saccade.training.checkpoint_writer import CheckpointWriter, FinishedStep, save_on_stop
-from saccade.training.distributed.trainable_model import (
+from saccade.training.distributed.vlm import (
     ShardedOptimizer,
     ShardedReference,
-    ShardedTrainableModel,
+    ShardedVisionLanguageModel,
     create_optimizer,
 )
 from saccade.training.group_scheduler import GroupScheduler, PendingGroup
@@ -98,7 +98,7 @@ async def train(
     alarms: AlarmMonitor | None = None,
     trace: StepTrace | None = None,
 ) -> None:
-    """Train `components.trainable_model` in place for the recipe's steps; write checkpoints below `folder`.
+    """Train `components.vlm` in place for the recipe's steps; write checkpoints below `folder`.
 
     `log_step` receives one row of metrics per step, `on_groups` every step's groups when they are collected,
     `on_rollouts` the records of all its episodes, and `on_tokens` what the update computed for each token.
@@ -115,19 +115,19 @@ async def train(
         raise DataError(f"data.train={files} holds no tasks, and RL needs at least one", key="data.train", value=files)
     check_staleness(components.recipe, components.engine.has_separate_weights)
     check_algorithms(settings)
-    optimizer = create_optimizer(components.trainable_model, settings.optim, settings.steps)
+    optimizer = create_optimizer(components.vlm, settings.optim, settings.steps)
     state = load_trainer_state(components, checkpoint.find_newest_checkpoint(folder), optimizer)
     checkpoint.protect_checkpoint(Path(state.initial_weights_folder))
     reference = load_reference(components, state)
     # The weight version is the number of finished steps, including those without an update.
-    await components.engine.sync_weights(components.trainable_model, state.num_finished_steps)
+    await components.engine.sync_weights(components.vlm, state.num_finished_steps)
     timer = StepTimer(components.score_fn, is_overlapped=settings.max_staleness > 0)
     restart_on_sync = RestartOnSync()
     timed_components = replace(components, score_fn=timer.score_fn)
     collector = build_batch_collector(timed_components, tasks, state, on_groups, on_rollouts, restart_on_sync)
     writer = CheckpointWriter(
         folder=folder,
-        trainable_model=components.trainable_model,
+        vlm=components.vlm,
         optimizer=optimizer,
         retention=settings.checkpoints,
         get_scores=validation.get_scores,
@@ -135,7 +135,7 @@ async def train(
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(writer.close)
         stack.push_async_callback(validation.cancel)
-        await validation.start(state.num_finished_steps, components.engine, components.trainable_model)
+        await validation.start(state.num_finished_steps, components.engine, components.vlm)
         stack.push_async_callback(collector.close)
         while state.num_finished_steps < settings.steps:
             step = state.num_finished_steps + 1
@@ -168,14 +168,10 @@ async def train(
             collector.set_version(step)  # before the checkpoint: groups start while it is written
             timer.end_phase("weight_sync")
             row |= restart_on_sync.pop_metrics()
-            row |= timer.compute_metrics(
-                components.trainable_model.device, collector.num_sampled_tokens - num_tokens_before
-            )
+            row |= timer.compute_metrics(components.vlm.device, collector.num_sampled_tokens - num_tokens_before)
             if pause_seconds := row.get("weight_sync/pause_seconds"):
                 row["weight_sync/pause_share"] = pause_seconds / timer.step_seconds
-            row |= compute_update_speed(
-                components.trainable_model, report, settings.epochs_per_batch, timer.train_seconds
-            )
+            row |= compute_update_speed(components.vlm, report, settings.epochs_per_batch, timer.train_seconds)
             row |= alarms.check(step, row)
             state = advance_trainer_state(state, collector)
             is_saving = checkpoint.should_save(step, settings, is_validated=validation.is_due(step))
@@ -188,7 +184,7 @@ async def train(
                 with components.clock.pause():
                     await writer.save(build_finished_step(folder, state))
             async with save_state_on_stop(writer, state):
-                await validation.start(step, components.engine, components.trainable_model)
+                await validation.start(step, components.engine, components.vlm)
                 if validation.is_due(step):
                     await writer.prune()
                 alarms.raise_stop()
@@ -226,7 +222,7 @@ async def update_engine_weights(
     """Sync the trained weights to the engine; return metrics. The clock of the episodes in progress is paused."""
     should_restart = components.recipe.rl.episodes_on_sync == "restart"
     with components.clock.pause(), restart_on_sync.cancel_episodes() if should_restart else contextlib.nullcontext():
-        return await components.engine.sync_weights(components.trainable_model, version) or {}
+        return await components.engine.sync_weights(components.vlm, version) or {}
 
 
 def build_batch_collector(
@@ -283,7 +279,7 @@ def build_training_samples(
         "frac_correct_with_negative_advantage": compute_frac_correct_with_negative_advantage(groups, totals),
         **compute_filter_metrics(reports),
     }
-    decode = components.trainable_model.renderer.decode
+    decode = components.vlm.renderer.decode
     samples = build_samples(groups, advantages, settings.advantage.sub_agent_advantage, decode=decode, masks=masks)
     if settings.on_stale_group == "mask":
         samples, num_stale_tokens = mask_stale_tokens(samples, batch.step - settings.max_staleness)
@@ -383,12 +379,12 @@ def load_reference(components: TrainingComponents, state: TrainerState) -> Refer
     settings = components.recipe.rl.kl
     if not (settings.loss_coef or settings.advantage_coef):
         return None
-    if isinstance(components.trainable_model, ShardedTrainableModel):
+    if isinstance(components.vlm, ShardedVisionLanguageModel):
         folder = state.initial_weights_folder if state.num_finished_steps else None
-        return components.trainable_model.create_reference(folder, settings.reference_device)
+        return components.vlm.create_reference(folder, settings.reference_device)
     initial_weights = (
-        load_initial_weights(components.trainable_model, state.initial_weights_folder)
+        load_initial_weights(components.vlm, state.initial_weights_folder)
         if state.num_finished_steps
-        else get_trainable_parameters(components.trainable_model)
+        else get_trainable_parameters(components.vlm)
     )
-    return Reference(components.trainable_model, initial_weights, settings.reference_device)
+    return Reference(components.vlm, initial_weights, settings.reference_device)

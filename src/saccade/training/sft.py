@@ -34,7 +34,7 @@ from saccade.training.demonstrations import (
     check_demonstrations,
     replay_demonstration,
 )
-from saccade.training.distributed.trainable_model import ShardedOptimizer, create_optimizer
+from saccade.training.distributed.vlm import ShardedOptimizer, create_optimizer
 from saccade.training.optimizer import Optimizer, compute_learning_rate
 from saccade.training.packing import MicroBatch, build_prefix_trees
 from saccade.training.step_timer import compute_update_speed
@@ -63,7 +63,7 @@ async def train(
     trace: StepTrace | None = None,
     on_check: Callable[[DemonstrationReport], None] = lambda report: None,
 ) -> None:
-    """Train `components.trainable_model` in place for the recipe's steps; write checkpoints below `folder`.
+    """Train `components.vlm` in place for the recipe's steps; write checkpoints below `folder`.
 
     `validation`, `alarms` and `trace` observe the training without changing a number of it. Resumes from the newest
     checkpoint there (the components must have been loaded from it). `on_check` receives the counts of demonstrations
@@ -84,14 +84,14 @@ async def train(
     environments = TaskEnvironments.from_recipe(apply_sft_settings(components.recipe))
     components = replace(components, environments=environments)
     demonstrations = await select_demonstrations(components, demonstrations, on_check)
-    optimizer = create_optimizer(components.trainable_model, settings.optim, settings.steps)
+    optimizer = create_optimizer(components.vlm, settings.optim, settings.steps)
     last = checkpoint.find_newest_checkpoint(folder)
     state = last.restore(optimizer) if last is not None else {}
     first_step = last.step if last else 0
     progress = Progress(num_finished_steps=first_step, position=int(state.get("next_position", 0)))
     writer = CheckpointWriter(
         folder=folder,
-        trainable_model=components.trainable_model,
+        vlm=components.vlm,
         optimizer=optimizer,
         retention=retention,
         get_scores=validation.get_scores,
@@ -125,7 +125,7 @@ async def train(
                 "packed_tokens_per_second": report.packed_tokens / (train_end - draw_start),
                 "seconds/draw": train_start - draw_start,
                 "seconds/train": train_end - train_start,
-                **compute_update_speed(components.trainable_model, report, 1, train_end - train_start),
+                **compute_update_speed(components.vlm, report, 1, train_end - train_start),
             }
             row |= alarms.check(step + 1, row)
             is_due = validation.is_due(step + 1)
@@ -170,8 +170,8 @@ async def start_validation(components: TrainingComponents, validation: Validatio
     """Sync the weights of `step` to the engine and validate them, if that is due."""
     if validation.is_due(step) and step not in validation.results:
         await validation.finish()
-        await components.engine.sync_weights(components.trainable_model, step)
-        await validation.start(step, components.engine, components.trainable_model)
+        await components.engine.sync_weights(components.vlm, step)
+        await validation.start(step, components.engine, components.vlm)
 
 
 async def select_demonstrations(
@@ -384,11 +384,11 @@ def update_model(
 
     `check_cancelled` is called before each micro-batch.
     """
-    batches = pack_samples(components.trainable_model, samples, settings)
+    batches = pack_samples(components.vlm, samples, settings)
     loss_fn = MeanNegativeLogLikelihood(num_tokens=sum(len(batch.token_N) for batch in batches))
-    with torch.enable_grad(), components.trainable_model.share_features():
+    with torch.enable_grad(), components.vlm.share_features():
         return train_step(
-            components.trainable_model,
+            components.vlm,
             optimizer,
             batches,
             loss_fn,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.protocols import ScoreFn, ScoreResult
 from saccade.training.peak_flops import find_peak_flops
 from saccade.training.train_step import StepReport
@@ -15,7 +15,7 @@ from saccade.types import Episode
 
 
 class StepTimer:
-    """Measures the seconds per phase of a step, which add up to it; its `score_fn` wraps the given one.
+    """Measures the seconds per phase of a step, which don't overlap; its `score_fn` wraps the given one.
 
     Rollouts and rewards run concurrently: the time in which at least one episode waits for its score lies within the
     rollout phase, or anywhere in the step if rollouts overlap training (`is_overlapped`). Then the rollout phase is the
@@ -87,7 +87,7 @@ def measure_peak_memory(device: torch.device) -> dict[str, float]:
 
 
 def compute_update_speed(
-    trainable_model: TrainableModel, report: StepReport | None, num_passes: int, seconds: float
+    vlm: VisionLanguageModel, report: StepReport | None, num_passes: int, seconds: float
 ) -> dict[str, float]:
     """Return the packed tokens per second of an update, and `mfu` if the GPU's peak is known; {} without an update.
 
@@ -96,18 +96,14 @@ def compute_update_speed(
     if report is None or seconds <= 0:
         return {}
     metrics = {"packed_tokens_per_second/train": num_passes * report.packed_tokens / seconds}
-    peak = (
-        find_peak_flops(torch.cuda.get_device_name(trainable_model.device))
-        if trainable_model.device.type == "cuda"
-        else None
-    )
-    if peak is not None and trainable_model.dtype == "bfloat16":
-        flops = num_passes * estimate_flops(trainable_model, report.packed_tokens, report.trained_tokens)
+    peak = find_peak_flops(torch.cuda.get_device_name(vlm.device)) if vlm.device.type == "cuda" else None
+    if peak is not None and vlm.dtype == "bfloat16":
+        flops = num_passes * estimate_flops(vlm, report.packed_tokens, report.trained_tokens)
         metrics["mfu"] = flops / seconds / peak
     return metrics
 
 
-def estimate_flops(trainable_model: TrainableModel, packed_tokens: int, trained_tokens: int) -> float:
+def estimate_flops(vlm: VisionLanguageModel, packed_tokens: int, trained_tokens: int) -> float:
     """Return the model FLOPs of a training pass: 4 N + 2 N_t per packed token, 4 H + 2 H_t per trained token.
 
     N are the weights of the text layers, H those of the output layer, N_t and H_t the trained ones of each: a forward
@@ -115,8 +111,8 @@ def estimate_flops(trainable_model: TrainableModel, packed_tokens: int, trained_
     2020, arXiv 2001.08361, table 1: 6 N). Attention scores, the vision tower, recomputed activations and passes without
     a gradient are left out, so the utilization is a lower bound.
     """
-    layers, layers_trained = _count_weights(trainable_model.language_model.layers)
-    head, head_trained = _count_weights(trainable_model.model.lm_head)
+    layers, layers_trained = _count_weights(vlm.language_model.layers)
+    head, head_trained = _count_weights(vlm.model.lm_head)
     per_packed, per_trained = 4 * layers + 2 * layers_trained, 4 * head + 2 * head_trained
     return float(per_packed * packed_tokens + per_trained * trained_tokens)
 

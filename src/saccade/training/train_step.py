@@ -28,9 +28,9 @@ from saccade.errors import RunError, SaccadeError
 from saccade.models import checkpoint_io
 from saccade.models.attention import find_attention_spans
 from saccade.models.policy import PolicyInputs
-from saccade.models.trainable_model import LoadAllPixels, LoadPixels, TrainableModel
+from saccade.models.vlm import LoadAllPixels, LoadPixels, VisionLanguageModel
 from saccade.training.background import CheckCancelled
-from saccade.training.distributed.trainable_model import ShardedOptimizer, ShardedTrainableModel
+from saccade.training.distributed.vlm import ShardedOptimizer, ShardedVisionLanguageModel
 from saccade.training.optimizer import Optimizer
 from saccade.training.packing import MicroBatch, pack, split_micro_batch
 from saccade.types import TrainingSample
@@ -41,9 +41,8 @@ LIMIT_FILE, _LIMIT_KEY = "micro_batch_limit.json", "max_micro_batch_tokens"  # o
 _MEMORY_ERRORS = ("not enough memory", "out of memory")  # of torch on a CPU, and of libraries of CUDA
 _logger = logging.getLogger("saccade")
 T = TypeVar("T")
-LossFn = Callable[
-    [MicroBatch, Tensor], tuple[Tensor, Mapping[str, Tensor]]
-]  # (micro_batch, logp_N) -> loss, statistics
+# (micro_batch, logp_N) -> loss, statistics
+LossFn = Callable[[MicroBatch, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,21 +86,21 @@ def merge_reports(reports: Sequence[StepReport]) -> StepReport:
 
 
 def pack_samples(
-    trainable_model: TrainableModel, samples: Sequence[TrainingSample], settings: SftConfig | RlConfig
+    vlm: VisionLanguageModel, samples: Sequence[TrainingSample], settings: SftConfig | RlConfig
 ) -> list[MicroBatch]:
     """Pack samples into micro-batches of the recipe's size."""
     return pack(
         samples,
-        compute_positions=trainable_model.renderer.compute_position_ids,
+        compute_positions=vlm.renderer.compute_position_ids,
         pack_length=settings.pack_length,
         micro_batch_size=settings.micro_batch_size,
-        num_parallel_micro_batches=trainable_model.num_parallel_micro_batches,
-        share_prefixes=trainable_model.renderer.supports_prefix_sharing,
+        num_parallel_micro_batches=vlm.num_parallel_micro_batches,
+        share_prefixes=vlm.renderer.supports_prefix_sharing,
     )
 
 
 def forward(
-    trainable_model: TrainableModel,
+    vlm: VisionLanguageModel,
     micro_batch: MicroBatch,
     *,
     load_pixels: LoadPixels,
@@ -112,28 +111,28 @@ def forward(
     # Each distinct image is encoded once, however often the micro-batch contains it.
     unique = {image.key: image for image in micro_batch.images}
     index_by_key = {key: index for index, key in enumerate(unique)}
-    trainable_model.cache_frozen_features(unique.values(), load_pixels)
-    features = [trainable_model.frozen_features.get(key) for key in unique]
+    vlm.cache_frozen_features(unique.values(), load_pixels)
+    features = [vlm.frozen_features.get(key) for key in unique]
     new_images = [image for image, known in zip(unique.values(), features, strict=True) if known is None]
     inputs = PolicyInputs(
-        ids_BT=torch.from_numpy(micro_batch.ids_BT).to(trainable_model.device),
-        positions_3BT=torch.from_numpy(micro_batch.positions_3BT).to(trainable_model.device),
-        trees=trainable_model.pack_spans(
+        ids_BT=torch.from_numpy(micro_batch.ids_BT).to(vlm.device),
+        positions_3BT=torch.from_numpy(micro_batch.positions_3BT).to(vlm.device),
+        trees=vlm.pack_spans(
             find_attention_spans(micro_batch.tree_BT, micro_batch.branch_BT), micro_batch.ids_BT.shape[1]
         ),
-        row_N=torch.from_numpy(micro_batch.row_N).to(trainable_model.device),
-        logit_index_N=torch.from_numpy(micro_batch.logit_index_N).to(trainable_model.device),
-        token_N=torch.from_numpy(micro_batch.token_N).to(trainable_model.device),
-        vision_passes=trainable_model.iterate_vision_passes(new_images, load_pixels),
+        row_N=torch.from_numpy(micro_batch.row_N).to(vlm.device),
+        logit_index_N=torch.from_numpy(micro_batch.logit_index_N).to(vlm.device),
+        token_N=torch.from_numpy(micro_batch.token_N).to(vlm.device),
+        vision_passes=vlm.iterate_vision_passes(new_images, load_pixels),
         image_features=features,
         image_indices=[index_by_key[image.key] for image in micro_batch.images],
     )
-    logp_N, entropy_N = trainable_model.policy(inputs, temperature, has_entropy_gradient=has_entropy_gradient)
+    logp_N, entropy_N = vlm.policy(inputs, temperature, has_entropy_gradient=has_entropy_gradient)
     return logp_N, entropy_N
 
 
 def load_ahead(
-    trainable_model: TrainableModel,
+    vlm: VisionLanguageModel,
     micro_batches: Sequence[MicroBatch],
     load_all_pixels: LoadAllPixels,
     *,
@@ -145,7 +144,7 @@ def load_ahead(
     """
 
     def load(micro_batch: MicroBatch) -> LoadPixels:
-        images = {image.key: image for image in micro_batch.images if image.key not in trainable_model.frozen_features}
+        images = {image.key: image for image in micro_batch.images if image.key not in vlm.frozen_features}
         pixels = load_all_pixels(images.values())
         return lambda image: pixels[image.key]
 
@@ -157,7 +156,7 @@ def load_ahead(
 
 
 def train_step(
-    trainable_model: TrainableModel,
+    vlm: VisionLanguageModel,
     optimizer: Optimizer | ShardedOptimizer,
     micro_batches: Sequence[MicroBatch],
     loss_fn: LossFn,
@@ -170,11 +169,16 @@ def train_step(
 ) -> StepReport:
     """Accumulate gradients over the micro-batches, whose losses add up, then take one optimizer step.
 
+    `entropy_coef` is the coefficient of the entropy bonus: that times the entropies, weighted like the tokens' losses
+    (`MicroBatch.weight_N`), is subtracted from the loss.
     If the weights are sharded among processes, `loss_fn` must be picklable, and each micro-batch is run by one of them.
     `check_cancelled` is called for each micro-batch. If one doesn't fit in memory, all gradients are discarded, it and
     those of its size are split, and all start again; later steps split them at once. `on_results` receives the
-    micro-batches with their results. Raises RunError for a single sample that doesn't fit.
+    micro-batches with their results. Raises RunError for a single sample that doesn't fit, ValueError for an entropy
+    bonus without the weights of tokens.
     """
+    if entropy_coef > 0 and any(micro_batch.weight_N is None for micro_batch in micro_batches):
+        raise ValueError(f"entropy_coef={entropy_coef} needs the weights of tokens; weight_N of a micro-batch is None")
 
     def compute_loss(micro_batch: MicroBatch, logp_N: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
         check_cancelled()
@@ -182,12 +186,10 @@ def train_step(
 
     def accumulate() -> tuple[list[MicroBatch], list[MicroBatchResult]]:
         parts = [
-            part
-            for micro_batch in micro_batches
-            for part, _ in split_to_fit(micro_batch, trainable_model.max_micro_batch_tokens)
+            part for micro_batch in micro_batches for part, _ in split_to_fit(micro_batch, vlm.max_micro_batch_tokens)
         ]
-        if isinstance(trainable_model, ShardedTrainableModel):
-            return parts, trainable_model.accumulate_gradients(
+        if isinstance(vlm, ShardedVisionLanguageModel):
+            return parts, vlm.accumulate_gradients(
                 parts,
                 loss_fn,
                 load_all_pixels=load_all_pixels,
@@ -195,9 +197,9 @@ def train_step(
                 entropy_coef=entropy_coef,
                 check_cancelled=check_cancelled,
             )
-        trainable_model.model.train()
+        vlm.model.train()
         return parts, accumulate_gradients(
-            trainable_model,
+            vlm,
             parts,
             compute_loss,
             load_all_pixels=load_all_pixels,
@@ -205,8 +207,8 @@ def train_step(
             entropy_coef=entropy_coef,
         )
 
-    micro_batches, results = run_within_memory(trainable_model, accumulate)
-    trainable_model.model.eval()
+    micro_batches, results = run_within_memory(vlm, accumulate)
+    vlm.model.eval()
     require_finite_losses(micro_batches, results, optimizer.current_step)
     grad_norm = optimizer.step()
     on_results(micro_batches, results)
@@ -244,8 +246,8 @@ def detect_full_memory(micro_batch: MicroBatch) -> Iterator[None]:
         raise MemoryExceededError(micro_batch.ids_BT.size) from None
 
 
-def run_within_memory(trainable_model: TrainableModel, run: Callable[[], T]) -> T:
-    """Return the result of `run`, which splits micro-batches by `trainable_model.max_micro_batch_tokens`.
+def run_within_memory(vlm: VisionLanguageModel, run: Callable[[], T]) -> T:
+    """Return the result of `run`, which splits micro-batches by `vlm.max_micro_batch_tokens`.
 
     When one doesn't fit in memory, lower that bound, discard all gradients, and run again.
     """
@@ -255,10 +257,10 @@ def run_within_memory(trainable_model: TrainableModel, run: Callable[[], T]) -> 
         except MemoryExceededError as error:
             num_tokens = error.num_tokens
         # Outside of the except block, whose exception holds the tensors of the failed pass.
-        trainable_model.max_micro_batch_tokens = num_tokens - 1
-        trainable_model.model.zero_grad(set_to_none=True)
+        vlm.max_micro_batch_tokens = num_tokens - 1
+        vlm.model.zero_grad(set_to_none=True)
         gc.collect()
-        if trainable_model.device.type == "cuda":
+        if vlm.device.type == "cuda":
             torch.cuda.empty_cache()
         _logger.warning(
             "A micro-batch of %d tokens doesn't fit in memory: those as large are split from now on. Lower "
@@ -337,7 +339,7 @@ def require_finite_losses(micro_batches: Sequence[MicroBatch], results: Sequence
 
 
 def accumulate_gradients(
-    trainable_model: TrainableModel,
+    vlm: VisionLanguageModel,
     micro_batches: Sequence[MicroBatch],
     loss_fn: LossFn,
     *,
@@ -353,7 +355,7 @@ def accumulate_gradients(
 
     def compute_loss(micro_batch: MicroBatch, load_pixels: LoadPixels) -> tuple[Tensor, MicroBatchResult]:
         logp_N, entropy_N = forward(
-            trainable_model,
+            vlm,
             micro_batch,
             load_pixels=load_pixels,
             temperature=temperature,
@@ -361,7 +363,7 @@ def accumulate_gradients(
         )
         loss, stats = loss_fn(micro_batch, logp_N)
         if entropy_coef > 0:
-            assert micro_batch.weight_N is not None, "the tokens of a micro-batch have no weights"
+            assert micro_batch.weight_N is not None
             weight_N = torch.from_numpy(micro_batch.weight_N).to(entropy_N.device)
             loss = loss - entropy_coef * (weight_N * entropy_N).sum()
         entropy_N = entropy_N.detach()
@@ -373,10 +375,10 @@ def accumulate_gradients(
             entropy_N=entropy_N.float().cpu().numpy(),
         )
 
-    if trainable_model.num_parallel_micro_batches > 1 and len(micro_batches) > 1:
-        return _run_in_parallel(trainable_model, micro_batches, compute_loss, load_all_pixels)
+    if vlm.num_parallel_micro_batches > 1 and len(micro_batches) > 1:
+        return _run_in_parallel(vlm, micro_batches, compute_loss, load_all_pixels)
     results = []
-    for micro_batch, load_pixels in load_ahead(trainable_model, micro_batches, load_all_pixels):
+    for micro_batch, load_pixels in load_ahead(vlm, micro_batches, load_all_pixels):
         with detect_full_memory(micro_batch):
             loss, result = compute_loss(micro_batch, load_pixels)
             torch.autograd.backward(loss)
@@ -385,13 +387,13 @@ def accumulate_gradients(
 
 
 def _run_in_parallel(
-    trainable_model: TrainableModel,
+    vlm: VisionLanguageModel,
     micro_batches: Sequence[MicroBatch],
     compute_loss: Callable[[MicroBatch, LoadPixels], tuple[Tensor, MicroBatchResult]],
     load_all_pixels: LoadAllPixels,
 ) -> list[MicroBatchResult]:
     """Run one thread per micro-batch (several per operation scale worse); gradients are added in order."""
-    num_threads, parameters = trainable_model.num_parallel_micro_batches, trainable_model.trainable_parameters
+    num_threads, parameters = vlm.num_parallel_micro_batches, vlm.trainable_parameters
 
     def compute_gradients(loaded: tuple[MicroBatch, LoadPixels]) -> tuple[MicroBatchResult, tuple[Tensor | None, ...]]:
         micro_batch, load_pixels = loaded
@@ -404,16 +406,12 @@ def _run_in_parallel(
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(num_threads, thread_name_prefix="saccade-batch") as pool:
-            loaded = load_ahead(trainable_model, micro_batches, load_all_pixels, ahead=num_threads)
+            loaded = load_ahead(vlm, micro_batches, load_all_pixels, ahead=num_threads)
             # Bounds memory: at most one set of gradients per thread.
             while group := list(itertools.islice(loaded, num_threads)):
-                for (
-                    micro_batch,
-                    load_pixels,
-                ) in group:  # not in the threads, or time would decide which pass has an image
-                    trainable_model.cache_frozen_features(
-                        {image.key: image for image in micro_batch.images}.values(), load_pixels
-                    )
+                # Not in the threads, or time would decide which pass has an image.
+                for micro_batch, load_pixels in group:
+                    vlm.cache_frozen_features({image.key: image for image in micro_batch.images}.values(), load_pixels)
                 for result, gradients in pool.map(compute_gradients, group):
                     results.append(result)
                     for parameter, gradient in zip(parameters, gradients, strict=True):

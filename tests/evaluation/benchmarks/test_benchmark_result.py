@@ -197,7 +197,7 @@ def test_rates_are_averaged_over_samples(tmp_path):
 
 def test_costs_are_means_over_all_episodes():
     task = question("a", 1.0).task
-    usage = Usage(prompt_tokens=1000, sampled_tokens=100, visual_tokens=800, seconds=3.0)
+    usage = Usage(unsampled_tokens=1000, sampled_tokens=100, visual_tokens=800, seconds=3.0)
     found = compute_costs(
         [build_scored(task, "x", calls=2, usage=usage), build_scored(task, "x", end=EpisodeStatus.ABORTED)]
     )

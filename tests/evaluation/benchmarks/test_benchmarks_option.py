@@ -23,7 +23,7 @@ def fixed_reply(monkeypatch):
 
     async def generate(self, request):
         tokens = (
-            *self._trainable_model.renderer.encode("It is</think><answer>seven</answer>"),
+            *self._vlm.renderer.encode("It is</think><answer>seven</answer>"),
             request.sampling.stop_ids[0],
         )
         logprobs = (0.0,) * len(tokens)

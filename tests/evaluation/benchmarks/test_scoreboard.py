@@ -37,7 +37,9 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scores") / "run <b>"
     for at, name in enumerate(("videomme", "vsibench")):
         benchmark, tasks = some(name, folder / "copies" / name, 24)
-        usage = Usage(prompt_tokens=900 + at * 20_000, sampled_tokens=50, visual_tokens=800 + at * 19_000, seconds=2.0)
+        usage = Usage(
+            unsampled_tokens=900 + at * 20_000, sampled_tokens=50, visual_tokens=800 + at * 19_000, seconds=2.0
+        )
         scored = [
             build_scored(task, str(task.ground_truth) if i % 4 else "no", calls=1, usage=usage)
             for i, task in enumerate(tasks)

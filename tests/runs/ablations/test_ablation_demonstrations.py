@@ -145,7 +145,7 @@ def test_rewritten_traces_are_learned_token_for_token(demo, tiny_folder):
         sampled = [segment for segment in own.ledger.segments if segment.is_sampled]
         assert len(sampled) == num_sampled
         assert len(children) == 4
-        text = "".join(stage.trainable_model.renderer.decode(segment.tokens) for segment in sampled)
+        text = "".join(stage.vlm.renderer.decode(segment.tokens) for segment in sampled)
         assert text.replace("<|im_end|>", "") == "".join(rewrite_demonstration(demo, start, 0).replies)
 
 

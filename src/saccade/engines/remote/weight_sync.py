@@ -80,7 +80,7 @@ class SyncState:
 
 _SHARED_MEMORY = Path("/dev/shm")
 _logger = logging.getLogger("saccade")
-_MAX_LABELS = 256  # weight versions within one reply that are recognized; a follower receives all with each group
+_MAX_LABELS = 256  # weight versions within one reply that are recognized; an engine of other processes receives all
 _ROLLBACK_TIMEOUT = 60.0  # seconds for a server that is down to load the previous version
 
 

@@ -108,7 +108,7 @@ class Describer:
             "outcome": self._stored.outcome,
             "reason": self._stored.reason,
             "usage": {
-                "prompt tokens": episode.usage.prompt_tokens,
+                "unsampled tokens": episode.usage.unsampled_tokens,
                 "visual tokens": episode.usage.visual_tokens,
                 "sampled tokens": episode.usage.sampled_tokens,
                 "seconds": round(episode.usage.seconds, 3),

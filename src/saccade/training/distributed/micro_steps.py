@@ -12,7 +12,7 @@ import numpy as np
 
 from saccade.ledger import ImageRef
 from saccade.models.attention import find_attention_spans
-from saccade.models.trainable_model import LoadAllPixels
+from saccade.models.vlm import LoadAllPixels
 from saccade.training.background import CheckCancelled
 from saccade.training.packing import MicroBatch
 

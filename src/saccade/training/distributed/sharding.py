@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from saccade.models.trainable_model import TrainableModel
+from saccade.models.vlm import VisionLanguageModel
 
 
-def shard_trainable_model(trainable_model: TrainableModel, mesh: DeviceMesh, device: torch.device) -> None:
+def shard_vlm(vlm: VisionLanguageModel, mesh: DeviceMesh, device: torch.device) -> None:
     """Shard rank 0's weights over the ranks of a mesh, in place, and move them to `device`.
 
     Rank 0's model is on the CPU; those of the others are on the meta device, so they never hold a whole model.
@@ -27,14 +27,14 @@ def shard_trainable_model(trainable_model: TrainableModel, mesh: DeviceMesh, dev
     over the ranks, not averaged. With `cpu_offload` this rank's part of weights and gradients is on the CPU; a unit is
     copied to the device when it is gathered.
     """
-    policy, dtype = trainable_model.policy, trainable_model.policy.compute_dtype
+    policy, dtype = vlm.policy, vlm.policy.compute_dtype
     tower = policy.model.model.visual
     is_tower_trained = any(parameter.requires_grad for parameter in tower.parameters())
     mixed_precision = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
     )
     is_on_gpu = mesh.device_type == "cuda"
-    offload = CPUOffloadPolicy(pin_memory=is_on_gpu) if trainable_model.settings.cpu_offload else OffloadPolicy()
+    offload = CPUOffloadPolicy(pin_memory=is_on_gpu) if vlm.settings.cpu_offload else OffloadPolicy()
     for layer in policy.model.model.language_model.layers:
         _receive_weights(layer, device)
         fully_shard(layer, mesh=mesh, mp_policy=mixed_precision, offload_policy=offload)
@@ -56,7 +56,7 @@ def shard_trainable_model(trainable_model: TrainableModel, mesh: DeviceMesh, dev
         if mesh.device_type == "cpu":  # gloo has no PREMUL_SUM
             module.set_force_sum_reduction_for_comms(True)
     policy.has_gradients_without_images = is_tower_trained
-    trainable_model.device = device
+    vlm.device = device
 
 
 def _receive_weights(unit: nn.Module, device: torch.device, replicated: Collection[nn.Parameter] = ()) -> None:

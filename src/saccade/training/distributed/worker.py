@@ -24,12 +24,12 @@ from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.errors import RunError
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io
-from saccade.models.trainable_model import ModelSnapshot, TrainableModel
+from saccade.models.vlm import ModelSnapshot, VisionLanguageModel
 from saccade.training.distributed.micro_steps import LoadedMicroBatch
-from saccade.training.distributed.sharding import shard_trainable_model
-from saccade.training.distributed.trainable_model import FULL_MEMORY_KEY
+from saccade.training.distributed.sharding import shard_vlm
+from saccade.training.distributed.vlm import FULL_MEMORY_KEY
 from saccade.training.optimizer import STATE_FOLDER, Optimizer
-from saccade.training.reference import get_trainable_parameters, load_initial_trainable_model
+from saccade.training.reference import get_trainable_parameters, load_initial_vlm
 from saccade.training.train_step import (
     LossFn,
     MemoryExceededError,
@@ -52,50 +52,48 @@ class TrainingWorker:
         self._snapshot: dict[str, Any] = {}  # a copy of this rank's part of a checkpoint
         is_cuda = mesh.device_type == "cuda"
         self._device = torch.device(f"cuda:{torch.cuda.current_device()}" if is_cuda else mesh.device_type)
-        self._whole_model: TrainableModel | None = None  # on rank 0, between reading a model and sharding it
-        self.trainable_model: TrainableModel
+        self._whole_model: VisionLanguageModel | None = None  # on rank 0, between reading a model and sharding it
+        self.vlm: VisionLanguageModel
         self.optimizer: Optimizer
         self._reference: list[tuple[Tensor, Tensor]] = []  # this rank's part of each weight, and the other policy's
 
     def read_model(self, settings: ModelConfig) -> None:
         """Read a model into rank 0's memory, for the next command that shards it. Raises ModelError."""
-        self._whole_model = TrainableModel(settings.model_copy(update={"device": "cpu"}))
+        self._whole_model = VisionLanguageModel(settings.model_copy(update={"device": "cpu"}))
 
     def read_reference(self, folder: str) -> None:
         """Read a folder with the model's settings, like `read_model`. Raises RunError."""
-        self._whole_model = load_initial_trainable_model(self.trainable_model, folder, "cpu")
+        self._whole_model = load_initial_vlm(self.vlm, folder, "cpu")
 
-    def _shard_model(self, settings: ModelConfig) -> TrainableModel:
+    def _shard_model(self, settings: ModelConfig) -> VisionLanguageModel:
         """Shard the model that rank 0 has read; the other ranks build it without weights."""
-        trainable_model = self._whole_model or TrainableModel(settings.model_copy(update={"device": "meta"}))
+        vlm = self._whole_model or VisionLanguageModel(settings.model_copy(update={"device": "meta"}))
         self._whole_model = None
-        shard_trainable_model(trainable_model, self._mesh, self._device)
-        return trainable_model
+        shard_vlm(vlm, self._mesh, self._device)
+        return vlm
 
     def free(self) -> None:
         """Free this rank's part of the weights and of the optimizer."""
-        for name in ("trainable_model", "optimizer"):
+        for name in ("vlm", "optimizer"):
             vars(self).pop(name, None)
         self._reference = []
         self._snapshot = {}
 
-    def load_model(self, settings: ModelConfig) -> TrainableModel:
+    def load_model(self, settings: ModelConfig) -> VisionLanguageModel:
         """Shard the model that rank 0 has read; an earlier stage's model and optimizer are freed before."""
         self.free()
         torch.set_num_threads(max(1, settings.num_threads // self._mesh.shape[-1]))
-        self.trainable_model = self._shard_model(settings)
-        return self.trainable_model
+        self.vlm = self._shard_model(settings)
+        return self.vlm
 
     def create_optimizer(self, settings: OptimizerConfig, num_steps: int) -> None:
         """Create the optimizer of this rank's part of the weights."""
-        self.optimizer = Optimizer(
-            self.trainable_model.model, settings, num_steps, cpu_offload=self.trainable_model.settings.cpu_offload
-        )
+        self.optimizer = Optimizer(self.vlm.model, settings, num_steps, cpu_offload=self.vlm.settings.cpu_offload)
 
     def start_step(self, step: int) -> None:
         """Set the learning rate of a step."""
         self.optimizer.start_step(step)
-        self.trainable_model.frozen_features.clear()
+        self.vlm.frozen_features.clear()
 
     def accumulate_gradients(
         self,
@@ -109,19 +107,19 @@ class TrainingWorker:
 
         Return the results with the micro-batches' indices.
         """
-        self.trainable_model.model.zero_grad(set_to_none=True)  # of an aborted command
-        self.trainable_model.model.train()
+        self.vlm.model.zero_grad(set_to_none=True)  # of an aborted command
+        self.vlm.model.train()
         results = []
         for loaded in loaded_batches:
             if loaded.index is None:
                 logp_N, _ = forward(
-                    self.trainable_model, loaded.micro_batch, load_pixels=loaded.load_pixels, temperature=temperature
+                    self.vlm, loaded.micro_batch, load_pixels=loaded.load_pixels, temperature=temperature
                 )
                 torch.autograd.backward(logp_N.sum())
             else:
                 with _explain_full_memory():
                     [result] = accumulate_gradients(
-                        self.trainable_model,
+                        self.vlm,
                         [loaded.micro_batch],
                         loss_fn,
                         load_all_pixels=loaded.load_all_pixels,
@@ -130,9 +128,9 @@ class TrainingWorker:
                     )
                 stats = {name: value.cpu() for name, value in result.stats.items()}
                 results.append((loaded.index, result._replace(stats=stats)))
-        self.trainable_model.model.eval()
+        self.vlm.model.eval()
         if not has_images:  # one process has no gradient there, which the optimizer distinguishes from zero
-            for parameter in self.trainable_model.model.model.visual.parameters():
+            for parameter in self.vlm.model.model.visual.parameters():
                 parameter.grad = None
         return self._gather(results)
 
@@ -145,7 +143,7 @@ class TrainingWorker:
         for loaded in loaded_batches:
             with _explain_full_memory(), detect_full_memory(loaded.micro_batch):
                 logp_N, _ = forward(
-                    self.trainable_model, loaded.micro_batch, load_pixels=loaded.load_pixels, temperature=temperature
+                    self.vlm, loaded.micro_batch, load_pixels=loaded.load_pixels, temperature=temperature
                 )
             if loaded.index is not None:
                 results.append((loaded.index, logp_N.cpu().numpy()))
@@ -158,18 +156,18 @@ class TrainingWorker:
         def load_pixels(image: ImageRef) -> Any:
             return pixels[image.key]
 
-        return self.trainable_model.compute_token_logprobs(ledger, tokens, load_pixels)
+        return self.vlm.compute_token_logprobs(ledger, tokens, load_pixels)
 
     def create_reference(self, folder: str | None, reference_device: str) -> None:
         """Create the reference policy from a folder's weights, or from the current ones (None)."""
-        initial = self.trainable_model
+        initial = self.vlm
         if folder is not None:
             initial = self._shard_model(initial.settings.model_copy(update={"path": folder}))
         device = torch.device("cpu") if reference_device == "cpu" else self._device
         weights = _get_trainable_parts(initial)
         self._reference = [
             (part, weights[name].detach().to(device, copy=True))
-            for name, part in _get_trainable_parts(self.trainable_model).items()
+            for name, part in _get_trainable_parts(self.vlm).items()
         ]
 
     @torch.no_grad()
@@ -194,23 +192,23 @@ class TrainingWorker:
     def gather_state(self) -> dict[str, Tensor]:
         """Return the whole weights by their names in the model, on rank 0's CPU."""
         state = {}
-        for name, value in self.trainable_model.model.state_dict().items():
+        for name, value in self.vlm.model.state_dict().items():
             full = checkpoint_io.gather_tensor(value)
             if checkpoint_io.is_rank_zero():
-                state[name] = full.to("cpu", self.trainable_model.policy.compute_dtype)
+                state[name] = full.to("cpu", self.vlm.policy.compute_dtype)
         return state
 
     def copy_layers_to_cpu(self) -> tuple[Mapping[str, Tensor], ...]:
         """Return a copy of each layer's whole weights, on rank 0's CPU."""
-        return self.trainable_model.copy_layers_to_cpu()
+        return self.vlm.copy_layers_to_cpu()
 
     def save_model(self, folder: Path) -> None:
         """Write a Hugging Face checkpoint folder."""
-        self.trainable_model.save(folder)
+        self.vlm.save(folder)
 
     def export_adapters(self, folder: Path) -> None:
         """Write the adapters alone."""
-        self.trainable_model.export_adapters(folder)
+        self.vlm.export_adapters(folder)
 
     def save_state(self, folder: Path) -> Exception | None:
         """Write the sharded weights and the optimizer's state below a checkpoint's folder.
@@ -220,12 +218,12 @@ class TrainingWorker:
         return _write_state(self._get_state(), folder, None)
 
     def _get_state(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.trainable_model.model, self.optimizer.optimizers)
+        model, optimizer = get_state_dict(self.vlm.model, self.optimizer.optimizers)
         return {"model": model, "optimizer": optimizer}
 
     def copy_model(self) -> ModelSnapshot:
         """Return a copy of the whole model, on rank 0's CPU."""
-        return self.trainable_model.take_snapshot()
+        return self.vlm.take_snapshot()
 
     def copy_state(self) -> None:
         """Copy this rank's part of the weights and of the optimizer's state to the CPU, for `start_writing`."""
@@ -252,7 +250,7 @@ class TrainingWorker:
                 key=str(folder),
             ) from None
         set_state_dict(
-            self.trainable_model.model,
+            self.vlm.model,
             self.optimizer.optimizers,
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
@@ -278,9 +276,9 @@ def _write_state(state: dict[str, Any], folder: Path, group: Any) -> Exception |
     return None
 
 
-def _get_trainable_parts(trainable_model: TrainableModel) -> dict[str, Tensor]:
+def _get_trainable_parts(vlm: VisionLanguageModel) -> dict[str, Tensor]:
     """Return this rank's part of each trainable weight by name."""
-    parameters: dict[str, Any] = get_trainable_parameters(trainable_model)
+    parameters: dict[str, Any] = get_trainable_parameters(vlm)
     return {name: parameter.to_local() for name, parameter in parameters.items()}
 
 

@@ -109,7 +109,7 @@ export async function episodePage({ root, params, go }) {
     task.options.length ? h("ol", { class: "options" }, task.options.map((option) => h("li", null, longText(option, 400)))) : null,
     h("p", { class: "answers" }, h("span", null, "answer ", h("b", { class: kind }, data.answer === null ? "none" : longText(data.answer, 600))), h("span", null, "ground truth ", h("b", null, longText(task.ground_truth, 600)), nameOption(task)), h("span", { class: "soft" }, task.answer_type), h("a", { href: pageAddress("episodes", { run, task: task.id }) }, "all episodes of this task")),
     data.error ? h("p", { class: "error" }, longText(data.error)) : null,
-    h("p", { class: "legend", "aria-label": "Colors" }, h("span", { class: "o-prefill" }, "prefilled"), h("span", { class: "o-sampled" }, "sampled"), h("span", { class: "o-observation" }, "from a tool")),
+    h("p", { class: "legend", "aria-label": "Colors" }, h("span", { class: "o-prefill" }, "prefilled"), h("span", { class: "o-sampled" }, "sampled"), h("span", { class: "o-observation" }, "observed")),
     h("div", { class: "split" }, h("div", { class: "story" }, conversation(view, data.conversation), exported ? null : tokenPanel(view)), side));
 
   async function turn(by) {

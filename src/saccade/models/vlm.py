@@ -116,7 +116,7 @@ AttentionInterface.register("saccade", attend)
 AttentionInterface.register("saccade_flash", attend_images)
 
 
-class TrainableModel:
+class VisionLanguageModel:
     """A whole vision-language model of a checkpoint (vision tower, language model, output head) with its renderer.
 
     `settings.lora_rank` > 0 freezes the model and adds trainable adapters to the linear layers of its text model (see
@@ -427,15 +427,15 @@ def _enable_activation_checkpointing(model: nn.Module) -> None:
 class ModelSnapshot:
     """A copy of a model's weights: adapters by name, and the layers, in which they are merged."""
 
-    trainable_model: TrainableModel
+    vlm: VisionLanguageModel
     adapters: Mapping[str, Tensor]
     layers: Sequence[Mapping[str, Tensor]]
 
     def save(self, folder: Path) -> None:
-        """Write what `TrainableModel.save` would have written when the copy was made."""
+        """Write what `VisionLanguageModel.save` would have written when the copy was made."""
         with _convert_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self.trainable_model.save_metadata(folder, self.adapters)
+            self.vlm.save_metadata(folder, self.adapters)
             checkpoint_io.write_layers(map(dict, self.layers), folder)
 
 

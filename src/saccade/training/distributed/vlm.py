@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.errors import RunError
 from saccade.ledger import Ledger
-from saccade.models.trainable_model import LoadAllPixels, LoadPixels, ModelSnapshot, TrainableModel
+from saccade.models.vlm import LoadAllPixels, LoadPixels, ModelSnapshot, VisionLanguageModel
 from saccade.training.background import CheckCancelled
 from saccade.training.distributed.controller import Controller
 from saccade.training.distributed.micro_steps import count_micro_steps, iterate_micro_steps
@@ -22,7 +22,7 @@ from saccade.training.packing import MicroBatch
 FULL_MEMORY_KEY = "micro_batch_size"  # of the error of a rank in whose memory a micro-batch doesn't fit
 
 
-class ShardedTrainableModel(TrainableModel):
+class ShardedVisionLanguageModel(VisionLanguageModel):
     """A trainable model whose weights are sharded among the ranks.
 
     Only the methods below may read the weights; an engine in this process needs a copy of its own.
@@ -31,7 +31,7 @@ class ShardedTrainableModel(TrainableModel):
     def __init__(self, controller: Controller, settings: ModelConfig) -> None:
         self.controller = controller
         controller.call_on_rank_zero("read_model", settings)
-        own: TrainableModel = controller.call("load_model", settings)
+        own: VisionLanguageModel = controller.call("load_model", settings)
         self.__dict__.update({**vars(own), "settings": settings})
 
     @property
@@ -127,13 +127,13 @@ class ShardedTrainableModel(TrainableModel):
 
 
 def create_optimizer(
-    trainable_model: TrainableModel, settings: OptimizerConfig, num_steps: int
+    vlm: VisionLanguageModel, settings: OptimizerConfig, num_steps: int
 ) -> "Optimizer | ShardedOptimizer":
     """Create the optimizer of a model's trainable weights, on all ranks if they are sharded."""
-    if isinstance(trainable_model, ShardedTrainableModel):
-        trainable_model.controller.call("create_optimizer", settings, num_steps)
-        return ShardedOptimizer(trainable_model.controller)
-    return Optimizer(trainable_model.model, settings, num_steps, cpu_offload=trainable_model.settings.cpu_offload)
+    if isinstance(vlm, ShardedVisionLanguageModel):
+        vlm.controller.call("create_optimizer", settings, num_steps)
+        return ShardedOptimizer(vlm.controller)
+    return Optimizer(vlm.model, settings, num_steps, cpu_offload=vlm.settings.cpu_offload)
 
 
 class ShardedReference:
