@@ -120,7 +120,7 @@ def test_tool_results_share_one_turn_before_a_user_message(renderer):
         "\n<|im_start|>user\n<tool_response>\nr0\n</tool_response>\n<tool_response>\nr1\n</tool_response><|im_end|>\n"
         "<|im_start|>user\nAnswer now.<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert renderer.render(ledger, [user("And?")]).origin is Origin.PROMPT
+    assert renderer.render(ledger, [user("And?")]).origin is Origin.OBSERVATION
 
 
 # ---- special tokens ----------------------------------------------------------------------------------------------
