@@ -274,7 +274,7 @@ def resolve(folder: str, name: str, settings: Mapping[str, Any], **dependencies:
     ("engine.settings.servers", "rewards.judge.settings.url"), or "plugin.setting" for other folders.
     """
     values = check_settings(folder, name, settings, dependencies)
-    # The local engine names a trainable model, a server's client doesn't: the caller needn't distinguish them.
+    # The local engine takes the model (`vlm`), a server's client doesn't: the caller needn't distinguish them.
     parameters = get_signature(folder, name).parameters
     used_dependencies = {key: value for key, value in dependencies.items() if key in parameters}
     return functools.partial(load(folder, name), **values, **used_dependencies)

@@ -114,8 +114,8 @@ class TrainingComponents(RolloutComponents):
         vlm = (load_vlm or _load_vlm)(recipe.model)
         if recipe.media.frame_pairs and not vlm.renderer.supports_frame_pairs:
             raise ConfigError(
-                f"media.frame_pairs=true, but the model family {vlm.renderer.family} takes no pairs of "
-                "frames; set media.frame_pairs=false",
+                f"media.frame_pairs=true, but the model family {vlm.renderer.family} takes no pairs of frames; "
+                "set media.frame_pairs=false",
                 key="media.frame_pairs",
                 value=True,
             )

@@ -88,10 +88,10 @@ def update_policy(
             ]
         num_updates = settings.epochs_per_batch * len(mini_batches)
         if num_updates > 1 and settings.loss.old_logprobs == "trainer":
-            old_logps = _compute_logprobs(components, micro_batches, check_cancelled)
+            prox_logps = _compute_logprobs(components, micro_batches, check_cancelled)
             micro_batches = [
                 replace(micro_batch, prox_logp_N=logp_N)
-                for micro_batch, logp_N in zip(micro_batches, old_logps, strict=True)
+                for micro_batch, logp_N in zip(micro_batches, prox_logps, strict=True)
             ]
         if settings.advantage.whiten == "tokens":
             micro_batches = _whiten_advantages(micro_batches)

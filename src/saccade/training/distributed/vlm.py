@@ -23,7 +23,7 @@ FULL_MEMORY_KEY = "micro_batch_size"  # of the error of a rank in whose memory a
 
 
 class ShardedVisionLanguageModel(VisionLanguageModel):
-    """A trainable model whose weights are sharded among the ranks.
+    """A model whose weights are sharded among the ranks.
 
     Only the methods below may read the weights; an engine in this process needs a copy of its own.
     """
