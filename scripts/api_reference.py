@@ -269,7 +269,7 @@ def read_method(node: FunctionNode) -> Member:
     """Return a method or a property."""
     doc = (ast.get_docstring(node) or "").partition(">>>")[0]
     decorators = {write(decorator) for decorator in node.decorator_list}
-    if "property" in decorators:
+    if {"property", "cached_property"} & set(decorators):
         return Member(name=node.name, signature=f"{node.name} -> {write(node.returns)}", meaning=doc)
     signature = write_call(node, is_method="staticmethod" not in decorators)
     return Member(name=node.name, signature=signature, meaning=doc)

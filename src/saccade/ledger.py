@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from itertools import chain
 
 
@@ -104,7 +105,7 @@ class ImageSlot:
     num_tokens: int  # number of its visual tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: a ledger of many turns reads each segment's length and ids again
 class Segment:
     """Consecutive unexpanded tokens of one origin; raises ValueError for fields that contradict each other.
 
@@ -142,7 +143,7 @@ class Segment:
         """Return whether the engine generated this segment."""
         return self.origin is Origin.SAMPLED
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         """Return the number of expanded tokens."""
         if self.num_message_tokens is not None:
@@ -159,6 +160,10 @@ class Segment:
 
     def input_ids(self) -> tuple[int, ...]:
         """Return the tokens with each placeholder repeated once per visual token."""
+        return self._input_ids
+
+    @cached_property
+    def _input_ids(self) -> tuple[int, ...]:
         if not self.slots or self.messages is not None:
             return self.tokens
         expanded, start = list[int](), 0
@@ -167,6 +172,12 @@ class Segment:
             expanded += self.tokens[slot.index : slot.index + 1] * slot.num_tokens
             start = slot.index + 1
         return (*expanded, *self.tokens[start:])
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Return a digest of the tokens and images."""
+        content = (self.tokens, [(slot.index, slot.image.key) for slot in self.slots])
+        return hashlib.sha256(repr(content).encode()).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +256,10 @@ class Ledger:
 
     def input_ids(self) -> tuple[int, ...]:
         """Return the expanded ids, with one placeholder per visual token: the input of a forward pass."""
-        return tuple(chain.from_iterable(segment.input_ids() for segment in self.segments))
+        ids = list[int]()
+        for segment in self.segments:
+            ids += segment.input_ids()
+        return tuple(ids)
 
     def loss_mask(self) -> tuple[bool, ...]:
         """Return True for each token that the engine sampled with a logprob; aligned with `input_ids()`."""
@@ -286,6 +300,6 @@ class Ledger:
         """Return a digest per segment of all tokens and images up to its end: equal hashes mean equal prefixes."""
         chain, hashes = hashlib.sha256(), []
         for segment in self.segments:
-            chain.update(repr((segment.tokens, [(slot.index, slot.image.key) for slot in segment.slots])).encode())
+            chain.update(segment.digest)
             hashes.append(chain.hexdigest())
         return tuple(hashes)
