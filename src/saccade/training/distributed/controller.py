@@ -15,6 +15,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 from torch import distributed
@@ -26,7 +27,7 @@ from saccade.training.distributed.failure_report import LOST_RANK_KEY, FailureRe
 _COMMAND_TIMEOUT = timedelta(days=7)  # of the ranks that wait for a command while rank 0 collects rollouts
 _FAILURE_SECONDS = 5.0  # in which a failing rank's reason arrives
 _STOP = "stop"
-Command = tuple[str, tuple[Any, ...], int]  # the method's name, its arguments, the number of micro-steps
+Command = tuple[str, tuple[Any, ...], int]  # the method's dotted name, its arguments, the number of micro-steps
 
 
 class CommandAbortedError(SaccadeError):
@@ -80,12 +81,12 @@ class Controller:
     def call_on_rank_zero(self, method: str, *args: Any) -> None:
         """Run a worker's method on rank 0 alone, before a call; an error in it leaves the other ranks ready."""
         with self._lock:
-            getattr(self._worker, method)(*args)
+            attrgetter(method)(self._worker)(*args)
 
     def call(
         self, method: str, *args: Any, micro_steps: Iterator[Sequence[Any]] | None = None, num_micro_steps: int = 0
     ) -> Any:
-        """Run a worker's method on every rank; return rank 0's result.
+        """Run a worker's method, or one of a part of it ("vlm.save"), on every rank; return rank 0's result.
 
         With `num_micro_steps` the method's first argument is an iterable of micro-steps, from `micro_steps`, which
         yields one item per rank. Raises RankLostError if a rank fails or is lost; no call is possible then.
@@ -97,7 +98,7 @@ class Controller:
             self._is_broken = True
             try:
                 self._send((method, args, num_micro_steps))
-                result = getattr(self._worker, method)(*([own] if own else []), *args)
+                result = attrgetter(method)(self._worker)(*([own] if own else []), *args)
                 self._is_broken = False
                 return result
             except RuntimeError as error:
@@ -174,7 +175,7 @@ def serve_commands(worker: Any, group: Any, report: FailureReport) -> None:
             return
         try:
             with convert_errors(RunError, f"rank {report.rank} failed"):
-                getattr(worker, method)(*([MicroSteps(num_micro_steps, None)] if num_micro_steps else []), *args)
+                attrgetter(method)(worker)(*([MicroSteps(num_micro_steps, None)] if num_micro_steps else []), *args)
         except CommandAbortedError:
             continue
         except SaccadeError as error:

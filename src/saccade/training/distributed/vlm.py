@@ -103,21 +103,21 @@ class ShardedVisionLanguageModel(VisionLanguageModel):
 
     def copy_layers_to_cpu(self) -> tuple[Mapping[str, Tensor], ...]:
         """Return a copy of each layer's whole tensors, by their names in a checkpoint; adapters are merged."""
-        layers: tuple[Mapping[str, Tensor], ...] = self.controller.call("copy_layers_to_cpu")
+        layers: tuple[Mapping[str, Tensor], ...] = self.controller.call("vlm.copy_layers_to_cpu")
         return layers
 
     def take_snapshot(self) -> ModelSnapshot:
         """Return a copy of the whole model on the CPU, to be written while this one is trained."""
-        snapshot: ModelSnapshot = self.controller.call("copy_model")
+        snapshot: ModelSnapshot = self.controller.call("vlm.take_snapshot")
         return snapshot
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face checkpoint folder; adapters are merged into its weights."""
-        self.controller.call("save_model", folder)
+        self.controller.call("vlm.save", folder)
 
     def export_adapters(self, folder: Path) -> None:
         """Write the adapters alone into a folder, in peft's format."""
-        self.controller.call("export_adapters", folder)
+        self.controller.call("vlm.export_adapters", folder)
 
     def compute_token_logprobs(self, ledger: Ledger, tokens: Sequence[int], load_pixels: LoadPixels) -> list[float]:
         """Return the logprob of each token after the ledger, at temperature 1, by one forward pass."""

@@ -1,6 +1,7 @@
-"""What every rank does: it holds its part of the weights and of the optimizer, and its methods are commands.
+"""What every rank does: it holds its part of the weights and of the optimizer.
 
-All ranks call a method at the same time with the same arguments (see `controller`). Results are rank 0's.
+The commands are its methods and those of its model, such as `vlm.save`, whose results are whole on rank 0. All ranks
+call a method at the same time with the same arguments (see `controller`). Results are rank 0's.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from saccade.config.schema import ModelConfig, OptimizerConfig
 from saccade.errors import RunError
 from saccade.ledger import ImageRef, Ledger
 from saccade.models import checkpoint_io
-from saccade.models.vlm import ModelSnapshot, VisionLanguageModel
+from saccade.models.vlm import VisionLanguageModel
 from saccade.training.distributed.micro_steps import LoadedMicroBatch
 from saccade.training.distributed.sharding import shard_vlm
 from saccade.training.distributed.vlm import FULL_MEMORY_KEY
@@ -198,18 +199,6 @@ class TrainingWorker:
                 state[name] = full.to("cpu", self.vlm.policy.compute_dtype)
         return state
 
-    def copy_layers_to_cpu(self) -> tuple[Mapping[str, Tensor], ...]:
-        """Return a copy of each layer's whole weights, on rank 0's CPU."""
-        return self.vlm.copy_layers_to_cpu()
-
-    def save_model(self, folder: Path) -> None:
-        """Write a Hugging Face checkpoint folder."""
-        self.vlm.save(folder)
-
-    def export_adapters(self, folder: Path) -> None:
-        """Write the adapters alone."""
-        self.vlm.export_adapters(folder)
-
     def save_state(self, folder: Path) -> Exception | None:
         """Write the sharded weights and the optimizer's state below a checkpoint's folder.
 
@@ -220,10 +209,6 @@ class TrainingWorker:
     def _get_state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.vlm.model, self.optimizer.optimizers)
         return {"model": model, "optimizer": optimizer}
-
-    def copy_model(self) -> ModelSnapshot:
-        """Return a copy of the whole model, on rank 0's CPU."""
-        return self.vlm.take_snapshot()
 
     def copy_state(self) -> None:
         """Copy this rank's part of the weights and of the optimizer's state to the CPU, for `start_writing`."""
