@@ -446,6 +446,11 @@ class Group:
         return (*self.scored_episodes, self.greedy_baseline) if self.greedy_baseline else self.scored_episodes
 
     @property
+    def all_episodes(self) -> list[Episode]:
+        """Return the episodes of all members, then those that have no score."""
+        return [scored.episode for scored in self.members] + [ungraded.episode for ungraded in self.ungraded]
+
+    @property
     def solve_rate(self) -> float:
         """Return the fraction of correct episodes; 0.0 without episodes."""
         return sum(episode.score.is_correct for episode in self.scored_episodes) / (len(self.scored_episodes) or 1)

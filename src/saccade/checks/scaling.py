@@ -229,7 +229,7 @@ def build_workload(
         max_staleness=rl.max_staleness,
         is_streaming=rl.streaming,
         waits_for_stale=rl.on_stale_group == "wait",
-        max_groups_in_progress=rl.max_groups_in_progress,
+        max_running_groups=rl.max_running_groups,
         packed_tokens=training.packed_tokens,
         num_updates=rl.epochs_per_batch * training.num_mini_batches,
         weight_bytes=sizes.num_parameters * DTYPE_BYTES[recipe.model.dtype],

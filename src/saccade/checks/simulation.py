@@ -111,7 +111,7 @@ class Workload:
     max_staleness: int
     is_streaming: bool
     waits_for_stale: bool  # rl.on_stale_group: wait
-    max_groups_in_progress: int  # 0: as many as have MAX_EPISODES_IN_PROGRESS episodes
+    max_running_groups: int
     packed_tokens: int  # of a step's rows
     num_updates: int  # optimizer steps of a step
     weight_bytes: int
@@ -438,8 +438,6 @@ class _Simulator:
         self._numbers, self._version, self._step, self._num_needed, self._num_over_provisioned = count(), 0, 0, 0, 0
         self._in_progress, self._waiting = dict[int, _Group](), list[_Group]()  # started and ended
         self._not_running = deque[_Group]()  # started, but beyond the limit of groups in progress
-        max_groups = max(MAX_EPISODES_IN_PROGRESS // workload.group_size, 1)
-        self._max_running = workload.max_groups_in_progress or max_groups
         self._num_running, self._groups_per_worker = 0, max(cluster.episodes_per_worker // workload.group_size, 1)
 
     def run(self, num_steps: int) -> SimulationResult:
@@ -574,7 +572,7 @@ class _Simulator:
             num_started = workload.started_per_round if self._num_needed and not num_untrained else 0
             self._num_over_provisioned = workload.started_per_round - workload.groups_per_round
         elif workload.is_streaming:
-            num_started = min(num_slots, self._max_running - len(self._in_progress))
+            num_started = min(num_slots, workload.max_running_groups - len(self._in_progress))
         else:
             num_required = num_missing or workload.groups_per_round
             if self._in_progress or num_required > num_slots:
@@ -600,7 +598,7 @@ class _Simulator:
         self._not_running.clear()
 
     def _run_groups(self) -> None:
-        while self._not_running and self._num_running < self._max_running:
+        while self._not_running and self._num_running < self._workload.max_running_groups:
             worker = min(self._workers, key=lambda worker: worker.num_groups)
             if worker.num_groups >= self._groups_per_worker:
                 return

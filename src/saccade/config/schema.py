@@ -747,6 +747,11 @@ class RlConfig(StageConfig):
         return {**cls.model_fields["filters"].default, **filters} if isinstance(filters, Mapping) else filters
 
     @property
+    def max_running_groups(self) -> int:
+        """Return `max_groups_in_progress`, or if it is 0 as many groups as have MAX_EPISODES_IN_PROGRESS episodes."""
+        return self.max_groups_in_progress or max(MAX_EPISODES_IN_PROGRESS // self.group_size, 1)
+
+    @property
     def active_filters(self) -> dict[str, dict[str, Any]]:
         """Return the settings of the filters that are not turned off, by name."""
         return {name: settings for name, settings in self.filters.items() if settings is not None}

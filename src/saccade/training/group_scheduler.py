@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from saccade.config.schema import MAX_EPISODES_IN_PROGRESS, RlConfig
+from saccade.config.schema import RlConfig
 from saccade.metrics.episode_metrics import count_tokens, has_usable_episode
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.types import Episode, Group
@@ -85,9 +85,7 @@ class GroupScheduler:
         self.num_surplus_videos = 0  # since the last batch
         self._num_needed = 0  # groups that this step waits for
         self._num_per_step, _ = settings.selection.compute_start_counts(settings.prompts_per_step)
-        max_groups = max(MAX_EPISODES_IN_PROGRESS // settings.group_size, 1)
-        self._max_in_progress = settings.max_groups_in_progress or max_groups
-        self._semaphore = asyncio.Semaphore(self._max_in_progress)  # for groups that start together
+        self._semaphore = asyncio.Semaphore(settings.max_running_groups)  # for groups that start together
         self._num_over_provisioned = 0  # groups of the newest round that are cancelled once its others have ended
         self._prompts = deque[int]()  # prompt indices taken from the sampler, next to be started
         self._in_progress: dict[int, _Started] = {}  # by prompt index, like the others
@@ -232,7 +230,7 @@ class GroupScheduler:
         max_tokens = settings.max_queued_tokens
         is_full = max_tokens and self._num_waiting_tokens >= max_tokens
         if settings.streaming:
-            return min(num_missing if is_full else num_slots, self._max_in_progress - len(self._in_progress))
+            return min(num_missing if is_full else num_slots, settings.max_running_groups - len(self._in_progress))
         num_required = num_missing or self._num_per_step
         if self._in_progress or num_required > num_slots or (is_full and not num_missing):
             return 0
@@ -264,7 +262,7 @@ class GroupScheduler:
         elif started is not None:
             group, version = task.result(), started.version
             if self._is_masking:
-                version = max([version, *(v for episode in list_episodes(group) for v in episode.ledger.versions())])
+                version = max([version, *(v for episode in group.all_episodes for v in episode.ledger.versions())])
             self._add_waiting(PendingGroup(prompt_index=prompt_index, version=version, group=group))
         self._changed.set()
 
@@ -292,13 +290,8 @@ class GroupScheduler:
                 started_by_prompt[prompt_index] = self._in_progress.pop(prompt_index)
                 started_by_prompt[prompt_index].task.cancel()
         await asyncio.gather(*(started.task for started in started_by_prompt.values()), return_exceptions=True)
-        self._cancelled |= {pending.prompt_index: list_episodes(pending.group) for pending in ended}
+        self._cancelled |= {pending.prompt_index: pending.group.all_episodes for pending in ended}
         for prompt_index, started in started_by_prompt.items():
             has_ended = not started.task.cancelled() and started.task.exception() is None
-            self._cancelled[prompt_index] = list_episodes(started.task.result()) if has_ended else started.discarded
+            self._cancelled[prompt_index] = started.task.result().all_episodes if has_ended else started.discarded
         self._changed.set()
-
-
-def list_episodes(group: Group) -> list[Episode]:
-    """Return all episodes of a group, its baseline and ungraded ones included."""
-    return [scored.episode for scored in group.members] + [ungraded.episode for ungraded in group.ungraded]

@@ -47,7 +47,7 @@ from saccade.rollouts.collect import collect
 from saccade.rollouts.components import TrainingComponents
 from saccade.rollouts.runner import RunEpisode, run_episode
 from saccade.training.episode_log import Outcome, RolloutRecord
-from saccade.training.group_scheduler import GroupScheduler, list_episodes
+from saccade.training.group_scheduler import GroupScheduler
 from saccade.training.prompt_sampler import PromptSampler
 from saccade.types import Episode, EpisodeStatus, Group, MediaKind, Score, Task
 from saccade.utils.hashing import derive_seed
@@ -160,7 +160,7 @@ async def collect_batch(
         **(group_scheduler.metrics if group_scheduler is not None else {}),
         **({"prompts/surplus_videos": float(num_surplus_videos)} if has_video_limit else {}),
     }
-    sampled = [*discarded, *(episode for group in groups for episode in list_episodes(group))]
+    sampled = [*discarded, *(episode for group in groups for episode in group.all_episodes)]
     batch = RolloutBatch(
         step=step,
         groups=selection.kept_groups,
