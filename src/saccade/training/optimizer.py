@@ -44,8 +44,8 @@ def compute_learning_rate(settings: OptimizerConfig, step: int, num_steps: int) 
 
 
 @contextlib.contextmanager
-def _limit_threads(num_threads: int) -> Iterator[None]:
-    """Let torch use so many threads inside the block."""
+def limit_threads(num_threads: int) -> Iterator[None]:
+    """Let torch use so many threads per operation inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
@@ -139,7 +139,7 @@ class Optimizer:
             raise self._build_error(f"{reason}, so no weight was changed")
         nn.utils.clip_grads_with_norm_(updated.values(), self._settings.max_grad_norm, local_norm)
         self.num_updates += 1  # before, since an interrupted one may have changed weights
-        with _limit_threads(1) if self._are_small else contextlib.nullcontext():
+        with limit_threads(1) if self._are_small else contextlib.nullcontext():
             for optimizer in self.optimizers:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)

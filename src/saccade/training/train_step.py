@@ -31,7 +31,7 @@ from saccade.models.policy import PolicyInputs
 from saccade.models.vlm import LoadAllPixels, LoadPixels, VisionLanguageModel
 from saccade.training.background import CheckCancelled
 from saccade.training.distributed.vlm import ShardedOptimizer, ShardedVisionLanguageModel
-from saccade.training.optimizer import Optimizer
+from saccade.training.optimizer import Optimizer, limit_threads
 from saccade.training.packing import MicroBatch, pack, split_micro_batch
 from saccade.types import TrainingSample
 from saccade.utils.files import write_text
@@ -403,20 +403,16 @@ def _run_in_parallel(
         return result, gradients
 
     results: list[MicroBatchResult] = []
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(num_threads, thread_name_prefix="saccade-batch") as pool:
-            loaded = load_ahead(vlm, micro_batches, load_all_pixels, ahead=num_threads)
-            # Bounds memory: at most one set of gradients per thread.
-            while group := list(itertools.islice(loaded, num_threads)):
-                # Not in the threads, or time would decide which pass has an image.
-                for micro_batch, load_pixels in group:
-                    vlm.cache_frozen_features({image.key: image for image in micro_batch.images}.values(), load_pixels)
-                for result, gradients in pool.map(compute_gradients, group):
-                    results.append(result)
-                    for parameter, gradient in zip(parameters, gradients, strict=True):
-                        if gradient is not None:
-                            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-    finally:
-        torch.set_num_threads(num_threads)
+    with limit_threads(1), ThreadPoolExecutor(num_threads, thread_name_prefix="saccade-batch") as pool:
+        loaded = load_ahead(vlm, micro_batches, load_all_pixels, ahead=num_threads)
+        # Bounds memory: at most one set of gradients per thread.
+        while group := list(itertools.islice(loaded, num_threads)):
+            # Not in the threads, or time would decide which pass has an image.
+            for micro_batch, load_pixels in group:
+                vlm.cache_frozen_features({image.key: image for image in micro_batch.images}.values(), load_pixels)
+            for result, gradients in pool.map(compute_gradients, group):
+                results.append(result)
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    if gradient is not None:
+                        parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
     return results
