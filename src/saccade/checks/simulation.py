@@ -432,7 +432,7 @@ class _Simulator:
     """One run; the trainer's loop is `run`, all else are events."""
 
     def __init__(self, workload: Workload, costs: StageCosts, cluster: Cluster, rng: random.Random) -> None:
-        self._workload, self._costs, self._cluster, self._rng, self._clock = workload, costs, cluster, rng, _Clock()
+        self.workload, self._costs, self._cluster, self._rng, self._clock = workload, costs, cluster, rng, _Clock()
         self._pool = _ServerPool(self._clock, costs, cluster.servers)
         self._workers = [_SimulatedWorker(self._clock, cluster.threads_per_worker) for _ in range(cluster.workers)]
         self._numbers, self._version, self._step, self._num_needed, self._num_over_provisioned = count(), 0, 0, 0, 0
@@ -442,7 +442,7 @@ class _Simulator:
 
     def run(self, num_steps: int) -> SimulationResult:
         """Simulate the trainer: it waits for the groups of each step, updates the policy, and syncs the weights."""
-        workload, costs, totals = self._workload, self._costs, _Totals()
+        workload, costs, totals = self.workload, self._costs, _Totals()
         micro_step_seconds = self._cluster.micro_step_tokens * costs.trained_token
         optimizer_seconds = workload.num_updates * costs.optimizer_step
         train_seconds = workload.packed_tokens * costs.packed_token + micro_step_seconds + optimizer_seconds
@@ -527,7 +527,7 @@ class _Simulator:
 
     def _take(self) -> list[_Group]:
         """Wait for the groups of a round, and return them, the oldest first."""
-        self._num_needed = self._workload.groups_per_round
+        self._num_needed = self.workload.groups_per_round
         self._start_groups()
         while (taken := self._choose()) is None:
             if not self._clock.run_next():
@@ -541,7 +541,7 @@ class _Simulator:
         if len(self._waiting) < self._num_needed:
             return None
         groups = sorted(self._waiting, key=lambda group: (group.version, group.number))[: self._num_needed]
-        if not self._workload.max_staleness:
+        if not self.workload.max_staleness:
             return groups
         others = [group for group in self._waiting if group not in groups]
         # Of groups that started with the same version, those that have ended get slots first.
@@ -554,15 +554,15 @@ class _Simulator:
                 num_assigned += 1
             else:
                 has_to_wait |= is_in_progress
-        return None if has_to_wait and self._workload.waits_for_stale else groups
+        return None if has_to_wait and self.workload.waits_for_stale else groups
 
     def _count_slots(self, version: int) -> int:
         """Return the number of slots in the steps after this one, up to the last step for a group of `version`."""
-        return max(version + self._workload.max_staleness - self._step, 0) * self._workload.groups_per_round
+        return max(version + self.workload.max_staleness - self._step, 0) * self.workload.groups_per_round
 
     def _start_groups(self) -> None:
         """Start as many groups as the settings allow now."""
-        workload, num_untrained = self._workload, len(self._waiting) + len(self._in_progress)
+        workload, num_untrained = self.workload, len(self._waiting) + len(self._in_progress)
         if self._num_over_provisioned and len(self._in_progress) <= self._num_over_provisioned:
             self._cancel_groups()
             num_untrained = len(self._waiting)
@@ -598,20 +598,20 @@ class _Simulator:
         self._not_running.clear()
 
     def _run_groups(self) -> None:
-        while self._not_running and self._num_running < self._workload.max_running_groups:
+        while self._not_running and self._num_running < self.workload.max_running_groups:
             worker = min(self._workers, key=lambda worker: worker.num_groups)
             if worker.num_groups >= self._groups_per_worker:
                 return
             group = self._not_running.popleft()
             self._num_running += 1
-            prompt = self._workload.prompts[group.number % len(self._workload.prompts)]
+            prompt = self.workload.prompts[group.number % len(self.workload.prompts)]
             group.worker = worker
             group.worker.num_groups += 1
-            group.num_left = self._workload.group_size
+            group.num_left = self.workload.group_size
 
             def start(group: _Group = group, prompt: Conversation = prompt) -> None:
                 # The first request encodes the prompt, and those of its siblings find it in the prefix cache.
-                for index in range(self._workload.group_size):
+                for index in range(self.workload.group_size):
                     _Episode(self, group).sample(0 if index else prompt.prompt_tokens)
 
             group.worker.run(prompt.num_frames * self._costs.frame, start)
@@ -625,7 +625,7 @@ class _Simulator:
         group.worker.num_groups -= 1
         self._num_running -= 1
         self._run_groups()  # while this one is scored
-        seconds = max(self._costs.score.draw(self._rng) for _ in range(self._workload.group_size))
+        seconds = max(self._costs.score.draw(self._rng) for _ in range(self.workload.group_size))
         self._clock.add(seconds, lambda: self._finish_group(group))
 
     def _finish_group(self, group: _Group) -> None:
@@ -644,14 +644,14 @@ class _Simulator:
             group.server = group.server or server
         else:
             server = group.server
-        num_tokens = max(1.0, self._workload.reply_tokens.draw(self._rng))
+        num_tokens = max(1.0, self.workload.reply_tokens.draw(self._rng))
         group.num_tokens += num_tokens
         prefill = prefill_tokens * self._costs.prefill_token
         server.submit(_Request(prefill=prefill, num_tokens=num_tokens, group=group, on_done=on_done))
 
     def run_call(self, group: _Group, on_done: Event) -> None:
         """Run a call on the group's worker, then its sub-agent."""
-        sub_agent = self._workload.sub_agent
+        sub_agent = self.workload.sub_agent
         seconds = self._costs.tool_call.draw(self._rng)
         assert group.worker is not None
         if sub_agent is None:
@@ -666,11 +666,6 @@ class _Simulator:
     def draw_count(self, mean: float) -> int:
         """Draw one of the two integers around a mean, so that it is their mean."""
         return math.floor(mean) + (self._rng.random() < mean - math.floor(mean))
-
-    @property
-    def workload(self) -> Workload:
-        """Return what is simulated."""
-        return self._workload
 
 
 class _Episode:
