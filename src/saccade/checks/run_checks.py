@@ -225,7 +225,7 @@ def _check_rewards(recipe: Recipe, stages: Collection[str]) -> None:
     if "rl" in stages or "eval" in stages or recipe.validation.every:
         compose_task_rewards(recipe)
     else:
-        for rewards in (recipe.rewards, *(config.rewards for config in recipe.environments.values())):
+        for rewards in recipe.reward_sections.values():
             for name, term in rewards.items():
                 plugins.resolve("rewards", name, term.settings)
     if "rl" in stages:
@@ -245,9 +245,7 @@ def _check_correctness(recipe: Recipe) -> None:
     if not needs_correctness(recipe.rl.advantage):
         return
     reads = f"rl.advantage.estimator={recipe.rl.advantage.estimator} reads correctness"
-    sections = {"rewards": recipe.rewards}
-    sections |= {f"environments.{name}.rewards": config.rewards for name, config in recipe.environments.items()}
-    for key, rewards in sections.items():
+    for key, rewards in recipe.reward_sections.items():
         marked = {name: term for name, term in rewards.items() if term.is_accuracy}
         if rewards and not marked:
             raise ConfigError(

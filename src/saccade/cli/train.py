@@ -151,8 +151,7 @@ def _show_stage(recipe: Recipe, stage: str, folder: Path) -> Iterator[tuple[OnSt
     """Show a stage's progress and warnings; yield its callbacks for steps and for validations."""
     from saccade.reporting.training_view import show_training, summarize_warnings
 
-    reward_terms = [recipe.rewards, *(config.rewards for config in recipe.environments.values())]
-    is_graded = any(term.is_accuracy for terms in reward_terms for term in terms.values())
+    is_graded = any(term.is_accuracy for terms in recipe.reward_sections.values() for term in terms.values())
     steps = {"sft": recipe.sft.steps, "rl": recipe.rl.steps}[stage]
     with summarize_warnings(err), show_training(out, stage, steps, folder, is_graded=is_graded) as callbacks:
         yield callbacks

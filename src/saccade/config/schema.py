@@ -904,6 +904,12 @@ class Recipe(Section):
     alarms: dict[str, AlarmConfig] = Field(default_factory=dict)  # rules that warn or stop, by a name of your choice
     evaluation: EvaluationConfig = EvaluationConfig()  # evaluation
 
+    @property
+    def reward_sections(self) -> dict[str, dict[str, RewardTerm]]:
+        """Return the reward terms by their key in the recipe: those of `rewards`, and each environment's own."""
+        own = {f"environments.{name}.rewards": config.rewards for name, config in self.environments.items()}
+        return {"rewards": self.rewards, **own}
+
     @model_validator(mode="after")
     def _check_validation_is_on(self) -> "Recipe":
         for name, alarm in self.alarms.items():

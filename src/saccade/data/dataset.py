@@ -59,7 +59,7 @@ def load_recipe_data(
     start at `folder`. Raises ConfigError for a file that defines no answer type, DataError if the recipe names no data
     file, and what `load_tasks` and `load_demonstrations` raise.
     """
-    for terms in (recipe.rewards, *(environment.rewards for environment in recipe.environments.values())):
+    for terms in recipe.reward_sections.values():
         for term in terms.values():
             for name in term.settings.get("answer_types") or {}:
                 if get_file(name):

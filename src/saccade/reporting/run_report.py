@@ -252,7 +252,7 @@ def read_reward_weights(recipe_file: Path) -> dict[str, float]:
     if not recipe_file.is_file():
         return {}
     recipe, weights = load_recipe(str(recipe_file)), defaultdict[str, set[float]](set)
-    for terms in (recipe.rewards, *(config.rewards for config in recipe.environments.values() if config.rewards)):
+    for terms in recipe.reward_sections.values():
         for name, term in terms.items():
             weights[get_object_name(name)].add(term.weight)
     return {name: next(iter(values)) for name, values in weights.items() if len(values) == 1}
