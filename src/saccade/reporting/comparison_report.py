@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from saccade.evaluation.compare import Evaluation, compare_evaluations
-from saccade.metrics.tables import Bar, Table, format_counts, format_duration, format_estimate
+from saccade.metrics.tables import Bar, Table, format_counts, format_duration, format_estimate, format_optional
 from saccade.reporting.episode_view import PixelLoader
 from saccade.reporting.examples import Examples, describe_example
 from saccade.reporting.plots import assign_styles, plot_bars, plot_curves
@@ -86,7 +86,7 @@ def _build_accuracy(evaluations: Mapping[str, Mapping[str, Evaluation]]) -> Repo
             baseline = summary.constant_baseline
             cells = (
                 format_estimate(summary.accuracy),
-                "–" if baseline is None else f"{baseline:.2f}",
+                format_optional(baseline),
                 f"{summary.calls:.2f}",
                 f"{summary.visual_tokens:.1f}",
                 format_counts(summary.accuracy),

@@ -56,7 +56,7 @@ def write_pdf(report: Report, path: Path) -> Path:
             writer.write_heading(section.title, 2, room=1.2 if section.tables else PLOT_HEIGHT + 1.2)
             for note in section.notes:
                 writer.write_text(note)
-            for table in (*section.tables, *(plot.numbers for plot in section.plots if plot.numbers)):
+            for table in section.all_tables:
                 if table.title != section.title:
                     writer.write_heading(table.title, 3)
                 for line in format_table(table, LINE_CHARS):

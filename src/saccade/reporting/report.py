@@ -64,6 +64,11 @@ class ReportSection:
     has_wide_plots: bool = False
 
     @property
+    def all_tables(self) -> tuple[Table, ...]:
+        """Return the tables, and those of the plots' numbers."""
+        return (*self.tables, *(plot.numbers for plot in self.plots if plot.numbers))
+
+    @property
     def is_shown(self) -> bool:
         """Return whether a page shows the section."""
         return bool(self.tables or self.plots)
@@ -110,11 +115,10 @@ def format_markdown(report: Report, plot_paths: Sequence[str | None] = ()) -> st
     ]
     for section in report.sections:
         images = [(plot, path) for plot, path in zip(section.plots, paths, strict=False) if path is not None]
-        tables = [*section.tables, *(plot.numbers for plot in section.plots if plot.numbers)]
-        if not images and not tables:
+        if not images and not section.all_tables:
             continue
         parts += [f"## {escape_markdown(section.title)}", *map(escape_markdown, section.notes)]
-        for table in tables:
+        for table in section.all_tables:
             heading = [f"### {escape_markdown(table.title)}"] if table.title != section.title else []
             parts += [*heading, format_markdown_table(table)]
         for plot, path in images:

@@ -71,7 +71,6 @@ async def train(
     replayed unless `sft.on_bad_demonstration` is skip; AlarmError if an alarm stops the training.
     """
     settings = components.recipe.sft
-    retention = settings.checkpoints
     validation, alarms = validation or ValidationSchedule(), alarms or AlarmMonitor()
     if not demonstrations:
         path = components.recipe.data.demonstrations
@@ -93,7 +92,7 @@ async def train(
         folder=folder,
         vlm=components.vlm,
         optimizer=optimizer,
-        retention=retention,
+        retention=settings.checkpoints,
         get_scores=validation.get_scores,
     )
 

@@ -19,6 +19,13 @@ from saccade.data.synthetic.image.maps import MapDataset
 from saccade.data.synthetic.needles import demonstrations as needle_demonstrations
 from saccade.data.synthetic.needles.generate import NeedleDataset
 
+DATASETS: dict[str, type[SyntheticDataset[Any]]] = {  # by the kinds of `read_dataset_kind`
+    "image": ImageDataset,
+    "map": MapDataset,
+    "needles": NeedleDataset,
+    "video": VideoDataset,
+}
+
 
 def generate_dataset(
     folder: str | os.PathLike[str],
@@ -45,13 +52,7 @@ def generate_dataset(
 
 def validate_dataset(folder: str | os.PathLike[str]) -> ValidationReport:
     """Check that no split leaks into another, and that answers follow from their labels. Raises DataError."""
-    kinds: dict[str, type[SyntheticDataset[Any]]] = {
-        "image": ImageDataset,
-        "map": MapDataset,
-        "needles": NeedleDataset,
-        "video": VideoDataset,
-    }
-    return kinds[read_dataset_kind(folder)].validate(Path(folder))
+    return DATASETS[read_dataset_kind(folder)].validate(Path(folder))
 
 
 def build_tokenizer_pieces(config: SyntheticConfig) -> tuple[str, ...]:

@@ -8,16 +8,13 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageOps
 
-from saccade.data.synthetic.dataset import SyntheticDataset, read_dataset_kind
+from saccade.data.synthetic import DATASETS
+from saccade.data.synthetic.dataset import read_dataset_kind
 from saccade.data.synthetic.events import PALETTE, Event, Labels
-from saccade.data.synthetic.generate import VideoDataset
-from saccade.data.synthetic.image.generate import ImageDataset
 from saccade.data.synthetic.image.map_scene import MapScene
-from saccade.data.synthetic.image.maps import MapDataset
 from saccade.data.synthetic.image.objects import ImageScene, PixelBox
 from saccade.data.synthetic.image.text_templates import format_symbol
 from saccade.data.synthetic.needles.clip import NeedleClip
-from saccade.data.synthetic.needles.generate import NeedleDataset
 from saccade.media import image, video
 from saccade.media.frame_sampling import sample_uniform_times
 
@@ -30,13 +27,14 @@ Row = tuple[str, list[tuple[Image.Image, str]]]  # a title, and tiles with the t
 
 def draw_contact_sheet(folder: str | os.PathLike[str], out_path: str | os.PathLike[str]) -> None:
     """Draw the first files of a dataset's training split, a row each, with their labels."""
-    kinds: dict[str, tuple[type[SyntheticDataset[Any]], Callable[[Path, Any], Row]]] = {
-        "image": (ImageDataset, _build_image_row),
-        "video": (VideoDataset, _build_video_row),
-        "needles": (NeedleDataset, _build_needle_row),
-        "map": (MapDataset, _build_map_row),
+    row_builders: dict[str, Callable[[Path, Any], Row]] = {
+        "image": _build_image_row,
+        "map": _build_map_row,
+        "needles": _build_needle_row,
+        "video": _build_video_row,
     }
-    dataset, build_row = kinds[read_dataset_kind(folder)]
+    kind = read_dataset_kind(folder)
+    dataset, build_row = DATASETS[kind], row_builders[kind]
     files = Path(folder) / "train" / dataset.media_folder
     labels = islice(dataset.read_labels(folder, "train").items(), NUM_ROWS)
     rows = [build_row(files / name, content) for name, (_, content) in labels]

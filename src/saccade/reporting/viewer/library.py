@@ -237,8 +237,7 @@ class Library:
     def _read_metrics(self, run: ViewedRun) -> dict[str, list[dict[str, Any]]]:
         from saccade.reporting.run_report import read_metrics
 
-        path = run.folder / "metrics.jsonl"
-        stamp = (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None
+        stamp = list(_stamp_files([run.folder / "metrics.jsonl"]))
         return self._results.keep(("metrics", run.folder), stamp, lambda: read_metrics(run.folder))
 
     def _group_by_recipe(self, names: Sequence[str]) -> dict[str, list[str]]:

@@ -46,8 +46,8 @@ def compute_pair(first: Path, second: Path) -> list[dict[str, Any]]:
 
 def describe_section(section: Any) -> dict[str, Any]:
     """Return a section of a report as plain values; its plots are tables of their numbers."""
-    tables = (*section.tables, *(plot.numbers for plot in section.plots if plot.numbers))
-    return {"title": section.title, "notes": list(section.notes), "tables": [describe_table(table) for table in tables]}
+    tables = [describe_table(table) for table in section.all_tables]
+    return {"title": section.title, "notes": list(section.notes), "tables": tables}
 
 
 def describe_table(table: Table) -> dict[str, Any]:
