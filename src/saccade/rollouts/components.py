@@ -102,8 +102,8 @@ class TrainingComponents(RolloutComponents):
     ) -> "TrainingComponents":
         """Load the model and bind the plugins. Raises ConfigError or ModelError for what can't be used.
 
-        `load_vlm` loads the model with its weights divided among processes (None: it is loaded whole); an engine that
-        runs the model here then gets a copy.
+        `load_vlm` loads the model with its weights divided among processes (None: it is loaded whole). An engine that
+        samples here then gets a copy; with rollouts.executor=processes it only follows weight syncs and needs none.
         """
         import torch
 
@@ -119,9 +119,9 @@ class TrainingComponents(RolloutComponents):
                 key="media.frame_pairs",
                 value=True,
             )
-        samples_here = runs_model_here(recipe)
-        needs_copy = load_vlm is not None and samples_here
-        is_inline = samples_here and vlm.device.type == "cpu"
+        has_model = runs_model_here(recipe)
+        needs_copy = load_vlm is not None and has_model and recipe.rollouts.executor != "processes"
+        is_inline = has_model and vlm.device.type == "cpu"
         uses_ray = recipe.rollouts.executor == "ray"
         media = CachingMediaLoader.from_config(recipe.media, is_inline=is_inline, is_shared=uses_ray)
         engine = _build_engine(

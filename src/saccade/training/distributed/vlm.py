@@ -25,7 +25,7 @@ FULL_MEMORY_KEY = "micro_batch_size"  # of the error of a rank in whose memory a
 class ShardedVisionLanguageModel(VisionLanguageModel):
     """A model whose weights are sharded among the ranks.
 
-    Only the methods below may read the weights; an engine in this process needs a copy of its own.
+    Only the methods below may read the weights; an engine that samples in this process needs a copy of its own.
     """
 
     def __init__(self, controller: Controller, settings: ModelConfig) -> None:
