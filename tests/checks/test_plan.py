@@ -436,6 +436,39 @@ def test_reference_weights_follow_the_recipes_device():
     assert needs("paravt/para_grpo", "rl.kl={advantage_coef: 0, reference_device: device}").reference_weights == 0
 
 
+def test_rollout_processes_have_models_and_kv_caches_beside_the_training():
+    P = 8_767_123_696
+    engine = "engine={name: local, settings: {kv_cache_tokens: 1000, prefix_cache_tokens: 500}}"
+    whole, thin = ("model.trained_weights=all",), ("model.lora_rank=64",)
+    num_adapters = resolve_model_sizes(load_recipe("paravt/para_grpo")).count_adapter_parameters(64)
+    # Weights in bfloat16; keys and values of 8 heads with 128 numbers, in 36 layers.
+    kv_cache = 1500 * 2 * 2 * 8 * 128 * 36
+    cases = ((whole, "cpu", 1, P), (whole, "cuda", 1, P), (whole, "cuda", 8, P), (thin, "cuda", 1, P + num_adapters))
+    for trained, device, gpus, num_weights in cases:
+        overrides = (*trained, engine, "rl.max_staleness=0", f"model.device={device}", "rollouts.num_processes=3")
+        alone = needs("paravt/para_grpo", *overrides, gpus=gpus)
+        beside = needs("paravt/para_grpo", *overrides, "rollouts.executor=processes", gpus=gpus)
+        processes = 3 * (2 * num_weights + kv_cache)
+        assert (alone.rollout_processes, beside.rollout_processes) == (0, processes)
+        assert beside == replace(alone, rollout_processes=processes, peak=alone.peak + processes)
+
+
+def test_a_plan_has_a_line_for_rollout_processes_in_the_stages_that_sample():
+    def get_labels(*overrides):
+        table = build_plan("mine", load_recipe("tiny/para_grpo", overrides), PlanAssumptions())[-1]
+        return table.header[1:], {label: cells for label, *cells in table.rows}
+
+    processes = ("rollouts.executor=processes", "rollouts.num_processes=5")
+    stages, labels = get_labels("validation.every=0")
+    assert stages == ("RL", "SFT")
+    _, validated = get_labels(*processes, "validation.every=1")
+    _, unvalidated = get_labels(*processes, "validation.every=0")
+    [line] = validated.keys() - labels.keys()
+    assert "5" in line.split()
+    amount = validated[line][0]
+    assert (validated[line], unvalidated[line]) == ([amount, amount], [amount, format_bytes(0)])
+
+
 def test_longer_rows_need_more_activations():
     small, large = (
         needs("paravt/para_grpo", f"rl.pack_length={row}", "rl.prompts_per_step=1") for row in (4096, 32768)

@@ -359,7 +359,10 @@ class TrainingCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes on each GPU: the persistent state, and what one micro-batch saves for its gradients."""
+    """Bytes on each GPU: the persistent state, and what one micro-batch saves for its gradients.
+
+    The rollout processes, and with them the peak, are those of the first GPU, or of a CPU's memory.
+    """
 
     weights: int
     gradients: int
@@ -369,6 +372,7 @@ class MemoryEstimate:
     activations: int  # all that autograd saves
     checkpointed_activations: int  # what it saves with activation checkpointing
     logits: int
+    rollout_processes: int  # models and full KV caches of all processes of rollouts.executor=processes
     # in a step's last backward pass, with the recipe's activation checkpointing, or in its update; not the sum of all
     peak: int
 
@@ -535,7 +539,7 @@ def estimate_state(
     moment_bytes = _MOMENT_BYTES_IN_8_BITS if optim.name == "adamw_8bit" else _FLOAT32_BYTES
     optimizer_state = int((2 * trained - num_muon) * moment_bytes)
     if gpus * nodes > 1:
-        num_weights = sizes.num_parameters + (trained if recipe.model.lora_rank else 0)
+        num_weights = _count_weights(recipe, sizes)
         num_vision, num_layers = sizes.count_vision_parameters(), sizes.count_layer_parameters()
         num_replicated = num_vision if recipe.model.lora_rank or recipe.model.trained_weights != "all" else 0
         num_root, num_layer = sizes.num_parameters - num_layers - num_replicated, num_layers // sizes.num_layers
@@ -550,11 +554,35 @@ def estimate_state(
         }
     has_copies = size < _FLOAT32_BYTES or recipe.model.cpu_offload
     return {
-        "weights": (sizes.num_parameters + (trained if recipe.model.lora_rank else 0)) * size,
+        "weights": _count_weights(recipe, sizes) * size,
         "gradients": trained * (size if is_offloaded else _FLOAT32_BYTES),  # those of bfloat16 are converted to float32
         "optimizer_state": 0 if is_offloaded else optimizer_state,
         "master_weights": 0 if is_offloaded or not has_copies else trained * _FLOAT32_BYTES,
     }
+
+
+def count_kv_cache_tokens(recipe: Recipe) -> int:
+    """Return the tokens whose keys and values the recipe's engine stores at most, 0 if servers store them."""
+    settings = resolve_settings("engines", recipe.engine)
+    return int(settings.get("kv_cache_tokens", 0)) + int(settings.get("prefix_cache_tokens", 0))
+
+
+def estimate_rollout_processes(recipe: Recipe, sizes: ModelSizes) -> int:
+    """Estimate the bytes of all processes of rollouts.executor=processes: a model and a full KV cache for each.
+
+    All of them are on `model.device`: with "cuda" on the first GPU, also beside several training processes.
+    """
+    if recipe.rollouts.executor != "processes":
+        return 0
+    size = DTYPE_BYTES[recipe.model.dtype]
+    kv_cache = count_kv_cache_tokens(recipe) * sizes.compute_kv_bytes(size)
+    return recipe.rollouts.num_processes * (_count_weights(recipe, sizes) * size + kv_cache)
+
+
+def _count_weights(recipe: Recipe, sizes: ModelSizes) -> int:
+    """Return the number of a model's weights, those of its adapters included."""
+    trained, _ = sizes.count_trained_parameters(recipe.model)
+    return sizes.num_parameters + (trained if recipe.model.lora_rank else 0)
 
 
 def estimate_memory(
@@ -610,11 +638,14 @@ def estimate_memory(
     num_parallel = 1 if on_device else min(recipe.model.num_threads, training.num_micro_batches)
     if num_parallel > 1:  # each micro-batch has gradients of its own until they are added
         step = num_parallel * (step + gradients)
-    persistent = sum(state.values()) - state["gradients"]
+    # SFT starts the processes to validate.
+    rollout_processes = estimate_rollout_processes(recipe, sizes) if kl is not None or recipe.validation.every else 0
+    persistent = sum(state.values()) - state["gradients"] + rollout_processes
     return MemoryEstimate(
         **state,
         activations=activations,
         checkpointed_activations=checkpointed,
         logits=logits,
+        rollout_processes=rollout_processes,
         peak=persistent + max(gradients + step, state["gradients"]) + (_CUBLAS_BYTES if on_device else 0),
     )

@@ -9,6 +9,7 @@ from saccade.checks.estimates import (
     MemoryEstimate,
     PlanAssumptions,
     TrainingCost,
+    count_kv_cache_tokens,
     estimate_environment,
     estimate_memory,
     estimate_micro_steps,
@@ -21,7 +22,6 @@ from saccade.checks.estimates import (
 from saccade.config.schema import Recipe
 from saccade.metrics.tables import Table
 from saccade.models.model_sizes import ModelSizes
-from saccade.rollouts.components import resolve_settings
 
 NOTE = (
     "Counts are upper bounds: every reply and tool result has its maximum length; all frame budgets are equally "
@@ -137,9 +137,7 @@ def _build_rollout_rows(
     total = f"{cost.total_tokens:,} tokens, no shared prefixes"
     rows.append(("KV cache", f"{format_bytes(token_bytes)} per token", longest))
     rows.append(("KV cache, all episodes", format_bytes(token_bytes * cost.total_tokens), total))
-    settings = resolve_settings("engines", recipe.engine)
-    if "kv_cache_tokens" in settings:
-        limit = settings["kv_cache_tokens"] + settings["prefix_cache_tokens"]
+    if limit := count_kv_cache_tokens(recipe):
         rows.append(("KV cache, engine's limit", format_bytes(token_bytes * limit), f"{limit:,} tokens"))
     return rows
 
@@ -173,11 +171,17 @@ def _build_memory_table(recipe: Recipe, estimates: dict[str, MemoryEstimate], gp
     }
     unused = "activations" if recipe.model.activation_checkpointing else "checkpointed_activations"
     labels[unused] = f"({labels[unused]})"  # not part of the peak
+    num_processes = recipe.rollouts.num_processes if recipe.rollouts.executor == "processes" else 0
+    labels["rollout_processes"] = f"{num_processes} rollout processes"
+    if not num_processes:
+        del labels["rollout_processes"]
     rows = tuple((label, *(format_bytes(by_name[name]) for by_name in amounts)) for name, label in labels.items())
     device = (
         f"each of {gpus} GPUs" if gpus * nodes > 1 else f"one {'process' if recipe.model.device == 'cpu' else 'GPU'}"
     )
     device += f" of each of {nodes} nodes" if nodes > 1 else ""
+    if num_processes:
+        device += ", the first with the rollout processes" if gpus * nodes > 1 else " with the rollout processes"
     return Table(title=f"Estimated training memory of {device}", header=("", *estimates), rows=rows)
 
 
