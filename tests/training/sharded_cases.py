@@ -25,11 +25,13 @@ from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from training_cases import with_reward
 from transformers import AutoModelForImageTextToText
 
 from saccade.config.schema import ModelConfig
 from saccade.errors import MediaError, RunError
 from saccade.ledger import Ledger
+from saccade.rollouts.executors import connect_executor
 from saccade.runs import pipeline
 from saccade.training import checkpoint, rl
 from saccade.training.distributed import worker
@@ -59,6 +61,7 @@ class Case:
     tolerance: float = 1e-5
     model: str = "model"
     change_samples: Callable = lambda samples: samples  # of RL, one batch per step
+    overrides_alone: tuple[str, ...] = ()  # of the training in one process
 
 
 def make_text_sample(num_tokens: int) -> TrainingSample:
@@ -94,6 +97,11 @@ CASES = {
     # Its second layer of deepstack features is read by none of the language model.
     "rl texts, one layer": Case("rl", ADAMW, model="shallow", change_samples=replace_by_texts),
     "rl kl": Case("rl", (*ADAMW, "rl.kl.loss_coef=0.5", "rl.epochs_per_batch=2", "rl.loss.entropy_coef=0.1")),
+    "rl in a rollout process": Case(
+        "rollouts",
+        (*ADAMW, f"rl.steps={STEPS}", "sampling.max_tokens=8", "rollouts={executor: processes, num_processes: 1}"),
+        overrides_alone=("rollouts.executor=local",),  # the same policy, without the start of another process
+    ),
     "rl kl lora": Case("rl", (*ADAMW, "rl.optim.lr=1e-3", "rl.kl.advantage_coef=0.5", "model.lora_rank=2")),
 }
 
@@ -112,11 +120,12 @@ def train(workspace, case: Case, folder: Path, batches_of_samples=()) -> dict:
         vlm.accumulate_gradients = lambda batches, *args, **kwargs: (
             counts.append(len(batches)) or accumulate(batches, *args, **kwargs)
         )
-    rows = (
-        run_sft(workspace, components, folder)
-        if case.stage == "sft"
-        else update_repeatedly(components, folder, case.change_samples(batches_of_samples))
-    )
+    if case.stage == "sft":
+        rows = run_sft(workspace, components, folder)
+    elif case.stage == "rollouts":
+        rows = run_rollouts(workspace, components, folder)
+    else:
+        rows = update_repeatedly(components, folder, case.change_samples(batches_of_samples))
     vlm.save(folder / "final")
     return {"rows": rows, "counts": counts}
 
@@ -125,6 +134,16 @@ def run_sft(workspace, components, folder, **more) -> list[dict]:
     """Train on a part of the demonstrations; return the metrics of each step."""
     few = workspace.demonstrations[:: len(workspace.demonstrations) // NUM_DEMONSTRATIONS]
     return workspace.run_sft(components, folder, demonstrations=few, **more)
+
+
+def run_rollouts(workspace, components, folder) -> list[dict]:
+    """Train by RL on episodes that the recipe's executor runs; return the metrics of each step."""
+    components = with_reward(components, lambda episode, _: sum(episode.ledger.sampled_tokens()) % 11)
+    components, rows = connect_executor(components, folder, has_rewards=False), []
+    work = rl.train(components, workspace.tasks, folder=folder / "rl", log_step=rows.append)
+    pipeline.run_and_close(components, work)
+    assert all(row["updates"] and row["engine_trainer_logprob_diff_max"] < 1e-4 for row in rows)
+    return rows
 
 
 def update_repeatedly(components, folder, batches_of_samples):

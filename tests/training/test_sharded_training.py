@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from saccade.models.tiny import make_tiny_model
 from saccade.training import rl
 from saccade.training.checkpoint import list_checkpoints
 
-COMPARED = ("loss", "grad_norm", "entropy", "packed_tokens", "trained_tokens", "kl")
+COMPARED = ("reward", "loss", "grad_norm", "entropy", "packed_tokens", "trained_tokens", "kl")
 
 
 def run_processes(action, work, out, *, num_processes=2, num_nodes=1):
@@ -134,8 +135,9 @@ def expect(prepared, tmp_path_factory):
 
     @functools.cache
     def train(name):
-        folder = tmp_path_factory.mktemp("alone")
-        return sharded_cases.train(workspace, CASES[name], folder, samples)["rows"], folder
+        folder, case = tmp_path_factory.mktemp("alone"), CASES[name]
+        case = replace(case, overrides=(*case.overrides, *case.overrides_alone))
+        return sharded_cases.train(workspace, case, folder, samples)["rows"], folder
 
     return train
 
